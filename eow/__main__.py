@@ -1,0 +1,5 @@
+"""`python -m eow` is `eow`."""
+
+from eow.cli import main
+
+main()

@@ -1,0 +1,224 @@
+"""Every setting of a run: frozen dataclasses, TOML and `section.key=value` in, JSON out.
+
+A run's settings are layered, the later winning: the dataclasses' defaults, the recipe (recipes.py), a TOML file, `--set`.
+An unknown key, a wrong type or a value that is not among the choices is an error that names the key.
+"""
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from eow.errors import EowError
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    name: str = "digits"
+    root: str = ""  # where data sets lie; "" means EOW_DATA, else the user's cache folder
+    unknown_classes: tuple[int, ...] = ()  # held out of training, used as unknowns
+    outliers: tuple[str, ...] = ()  # data sets that are predicted after training, as unknowns
+    holdout: int | float = 0  # cut from the training set: a count, or a share below 1
+    augment: Literal["auto", "none", "crop", "crop_flip"] = "auto"
+    resident: bool = True  # the data set lies on the device; false streams it from memory
+    allow_unofficial: bool = False
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = "mlp"
+    cut: str = "penultimate"  # where encoder ends and tail begins
+    hidden: tuple[int, ...] = ()  # the MLP's hidden widths
+    norm: Literal["auto", "batch", "none"] = "auto"
+    activation: Literal["relu", "leaky_relu"] = "relu"
+    dropout: float = 0.0
+    stem: Literal["auto", "32", "64"] = "auto"
+    input_noise: float = 0.0  # Gaussian noise on the input, at training and at prediction
+    stage_noise: float = 0.0  # the same after stage 1
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    epochs: int = 15
+    batch: int = 256
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.2
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    schedule: Literal["onecycle", "step", "constant"] = "onecycle"
+    milestones: tuple[int, ...] = ()  # epochs at which `step` multiplies the rate by gamma
+    gamma: float = 0.1
+    warmup_steps: int = 0  # linear, before `step` or `constant`
+    holdout_epochs: int = 0  # at the end, on the held-out part of the training set
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU, fp32 elsewhere
+    device: str = "auto"
+    checkpoint_every: int = 5
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    recipe: str = "modern"
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: Any = None  # the method's own options; its class says which method
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def convert(value: Any, wanted: Any, key: str) -> Any:
+    """`value` as the annotated type `wanted`, or an error that names the key. Whole floats are not ints, bools are no numbers."""
+    origin, choices = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is Literal:
+        if value not in choices:
+            raise EowError(f"{key} is {value!r}: choose one of {', '.join(map(str, choices))}")
+        return value
+    if origin in (types.UnionType, typing.Union):
+        exact = [choice for choice in choices if type(value) is choice]
+        for choice in exact or choices:
+            try:
+                return convert(value, choice, key)
+            except EowError:
+                continue
+        raise EowError(f"{key} is {value!r}: give {' or '.join(choice.__name__ for choice in choices)}")
+    if origin is tuple:
+        if isinstance(value, str):
+            value = [from_text(part.strip()) for part in value.split(",") if part.strip()]
+        elif not isinstance(value, list | tuple):
+            value = [value]
+        return tuple(convert(part, choices[0], key) for part in value)
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        raise EowError(f"{key} is {value!r}: give a value of type {wanted.__name__}")
+    if wanted is float and not abs(value) < float("inf"):
+        raise EowError(f"{key} is {value!r}: give a finite number")
+    return value
+
+
+def build(cls: type, table: Table, section: str) -> Any:
+    """The dataclass `cls` from a table, every key and type checked."""
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls)]
+    for key in table:
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            hint = f"did you mean {section}.{near[0]}?" if near else f"{section} has {', '.join(known)}"
+            raise EowError(f"there is no setting {section}.{key}: {hint}")
+    return cls(**{key: convert(value, hints[key], f"{section}.{key}") for key, value in table.items()})
+
+
+def from_text(text: str) -> Any:
+    """A value as TOML would read it; what TOML cannot read is a plain string, so that quotes are not needed in a shell."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def from_assignments(assignments: list[str]) -> Table:
+    """["train.lr=0.1", "seed=3"] -> {"train": {"lr": 0.1}, "seed": 3}."""
+    table: Table = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        section, dot, key = path.strip().partition(".")
+        if not equals or not section or (dot and not key):
+            raise EowError(f"--set {assignment!r} is no setting: write section.key=value, for example train.epochs=20")
+        if dot:
+            table.setdefault(section, {})[key] = from_text(text.strip())
+        else:
+            table[section] = from_text(text.strip())
+    return table
+
+
+def from_toml(path: str | Path) -> Table:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EowError(f"there is no file {path}: give the path of a TOML file with the run's settings") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise EowError(f"{path} cannot be read as TOML: {error}") from None
+
+
+def merge(*layers: Table) -> Table:
+    """Tables laid over one another, the later winning, section by section."""
+    merged: Table = {}
+    for layer in layers:
+        for section, value in layer.items():
+            if isinstance(value, dict) and isinstance(merged.get(section, {}), dict):
+                merged[section] = {**merged.get(section, {}), **value}
+            else:
+                merged[section] = value
+    return merged
+
+
+def resolve(*layers: Table) -> RunConfig:
+    """The settings of a run: defaults, then the recipe for this data, model and method, then the layers."""
+    from eow.recipes import recipe  # here, because it imports the methods and with them torch
+
+    wishes = merge({"recipe": "modern", "data": {}, "model": {}, "method": {}}, *layers)
+    for section in ("data", "model", "method", "train"):
+        if not isinstance(wishes.get(section, {}), dict):
+            raise EowError(
+                f"{section} is {wishes[section]!r}: it is a section with keys, for example {section}.name=..."
+            )
+    return from_table(merge(recipe(wishes), wishes))
+
+
+def from_table(table: Table) -> RunConfig:
+    """A RunConfig from a complete table, such as a run's config.json."""
+    from eow.methods import method_named
+
+    table = dict(table)
+    options = dict(table.pop("method", {}))
+    method = method_named(str(options.pop("name", "vanilla")))
+    sections = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig}
+    built = {name: build(cls, table.pop(name, {}), name) for name, cls in sections.items()}
+    built["method"] = build(method.Options, options, "method")
+    for key in table:
+        if key not in ("recipe", "seed"):
+            raise EowError(
+                f"there is no setting or section {key!r}: a run has recipe, seed, data, model, method and train"
+            )
+    config = RunConfig(
+        recipe=convert(table.get("recipe", "modern"), str, "recipe"),
+        seed=convert(table.get("seed", 0), int, "seed"),
+        **built,
+    )
+    check(config)
+    return config
+
+
+def check(config: RunConfig) -> None:
+    """What types alone cannot say."""
+    train, data = config.train, config.data
+    for key, value, least in (
+        ("train.epochs", train.epochs, 1),
+        ("train.batch", train.batch, 1),
+        ("train.checkpoint_every", train.checkpoint_every, 1),
+        ("train.warmup_steps", train.warmup_steps, 0),
+        ("train.holdout_epochs", train.holdout_epochs, 0),
+        ("train.weight_decay", train.weight_decay, 0),
+        ("data.holdout", data.holdout, 0),
+        ("seed", config.seed, 0),
+    ):
+        if value < least:
+            raise EowError(f"{key} is {value}: it must be at least {least}")
+    if train.lr <= 0:
+        raise EowError(f"train.lr is {train.lr}: it must be above 0")
+    if train.holdout_epochs and not data.holdout:
+        raise EowError("train.holdout_epochs needs held-out data: set data.holdout, for example data.holdout=5000")
+
+
+def to_table(config: RunConfig) -> Table:
+    """The settings as plain JSON values; `from_table` of it is the same config."""
+    table = dataclasses.asdict(config)
+    table["method"] = {"name": config.method.name, **table["method"]}
+    return typing.cast(Table, json.loads(json.dumps(table)))

@@ -1,0 +1,90 @@
+"""Data sets by name: `load("cifar10", split="test")`. See catalog.py for the names, dataset.py for what comes back.
+
+Nothing heavy is imported before it is needed: no torch, scikit-learn, scipy, Pillow or pooch at import time.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from eow.data.catalog import CATALOG, Entry, data_root, entry_of, statistics
+from eow.data.dataset import Dataset, holdout_split, known_unknown, random_state
+from eow.data.folders import read_folder, read_tiny_imagenet
+from eow.data.readers import read_cifar, read_digits, read_idx, read_svhn
+from eow.data.tables import read_csv, read_npz
+from eow.errors import EowError
+
+__all__ = ["CATALOG", "Dataset", "Entry", "data_root", "holdout_split", "known_unknown", "load", "statistics"]
+
+READERS = {
+    "digits": read_digits,
+    "mnist": read_idx,
+    "fashion_mnist": read_idx,
+    "notmnist": read_idx,
+    "cifar10": read_cifar,
+    "cifar100": read_cifar,
+    "svhn": read_svhn,
+    "tiny_imagenet": read_tiny_imagenet,
+}
+FILE_READERS = {"folder": read_folder, "npz": read_npz, "csv": read_csv}
+NOISE_SAMPLES = 2000
+
+
+def load(
+    name: str,
+    root: str | Path | None = None,
+    split: str = "train",
+    *,
+    allow_unofficial: bool = False,
+    shape: tuple[int, int, int] | None = None,
+) -> Dataset:
+    """The named set: one of the catalog, folder:PATH, npz:PATH, csv:PATH, noise[:CxHxW] or permuted:NAME.
+
+    Files are looked for below `root`, else $EOW_DATA, else the user's cache folder. Files that differ from the official
+    ones are an error unless `allow_unofficial`. `shape` (C, H, W) is read by `noise` alone.
+    """
+    if split not in ("train", "test"):
+        raise EowError(f"there is no split {split!r}: use train or test")
+    kind, _, rest = name.partition(":")
+    if kind == "noise":
+        return _noise(name, split, shape)
+    if kind == "permuted" and rest:
+        return _permuted(name, load(rest, root, split, allow_unofficial=allow_unofficial, shape=shape))
+    if kind in FILE_READERS and rest:
+        return FILE_READERS[kind](name, split)
+    entry = entry_of(name)
+    if split == "train" and entry.test and not entry.train:
+        raise EowError(f"{name} has a test split only: ask for split='test'")
+    return READERS[name](name, data_root(root), split, entry, allow_unofficial)
+
+
+def _noise(name: str, split: str, shape: tuple[int, int, int] | None) -> Dataset:
+    """Uniform noise of one class; train and test are different draws, each always the same."""
+    spelled = re.fullmatch(r"noise:(\d+)x(\d+)x(\d+)", name)
+    if spelled:
+        shape = tuple(int(number) for number in spelled.groups())  # type: ignore[assignment]
+    elif name != "noise":
+        raise EowError(f"{name!r} is not a noise set: spell it noise:CxHxW, for example noise:3x32x32")
+    if shape is None or len(shape) != 3 or min(shape) < 1:
+        raise EowError("noise needs the shape of an image: spell it noise:CxHxW, for example noise:3x32x32")
+    random = random_state(0 if split == "train" else 1)
+    inputs = random.randint(0, 256, (NOISE_SAMPLES, *shape), dtype=np.uint8)
+    return Dataset(name, split, inputs, np.zeros(NOISE_SAMPLES, np.int64), ("noise",))
+
+
+def _permuted(name: str, dataset: Dataset) -> Dataset:
+    """Each image's pixels in an order of their own, the same in all channels: colours stay, shapes go."""
+    if dataset.inputs.ndim != 4:
+        raise EowError(f"{name}: only images can be permuted, and {dataset.name} has features")
+    random = random_state(0)
+    pixels = dataset.inputs.reshape(len(dataset), dataset.shape[0], -1)
+    shuffled = np.empty_like(pixels)
+    for i in range(0, len(dataset), 1024):
+        block = pixels[i : i + 1024]
+        order = random.random_sample((len(block), block.shape[2])).argsort(axis=1, kind="stable")
+        shuffled[i : i + 1024] = np.take_along_axis(block, order[:, None], axis=2)
+    return replace(dataset, name=name, inputs=shuffled.reshape(dataset.inputs.shape))

@@ -1,0 +1,173 @@
+"""What a data set is to the rest of the package: arrays that were checked once, class names, and a content hash.
+
+Everything downstream may rely on the checks made here, so nothing downstream repeats them. numpy only: a data set can
+be read, split and hashed where torch is not installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from eow.errors import EowError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """uint8 images (N, C, H, W) or float32 features (N, D), with int64 labels 0..K-1 and K class names.
+
+    `official` is True when the bytes read matched the official hashes, False when they differ and the caller allowed
+    that, and None when the set has no official hashes.
+    """
+
+    name: str
+    split: str
+    inputs: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    official: bool | None = None
+
+    def __post_init__(self) -> None:
+        images = self.inputs.dtype == np.uint8 and self.inputs.ndim == 4
+        features = self.inputs.dtype == np.float32 and self.inputs.ndim == 2
+        if not (images or features):
+            raise EowError(
+                f"{self.name}: inputs must be uint8 (N, C, H, W) images or float32 (N, D) features, "
+                f"not {self.inputs.dtype} of shape {self.inputs.shape}"
+            )
+        if self.labels.dtype != np.int64 or self.labels.ndim != 1:
+            raise EowError(
+                f"{self.name}: labels must be int64 of shape (N,), not {self.labels.dtype} of {self.labels.shape}"
+            )
+        if len(self.inputs) != len(self.labels):
+            raise EowError(f"{self.name}: {len(self.inputs)} inputs but {len(self.labels)} labels")
+        if self.inputs.size == 0:
+            raise EowError(f"{self.name}: the {self.split} split has no samples (inputs of shape {self.inputs.shape})")
+        wrong = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
+        if len(wrong):
+            raise EowError(
+                f"{self.name}: label {self.labels[wrong[0]]} at index {wrong[0]} is outside 0..{len(self.classes) - 1} "
+                f"({len(self.classes)} classes)"
+            )
+        if features and not np.isfinite(self.inputs).all():
+            row, column = np.argwhere(~np.isfinite(self.inputs))[0]
+            raise EowError(
+                f"{self.name}: the feature in row {row}, column {column} (counted from 0) is "
+                f"{self.inputs[row, column]}, not a finite float32: clean or fill it first"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample: (C, H, W) or (D,)."""
+        return self.inputs.shape[1:]
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 over shape, dtype, input bytes, label bytes and class names; the name and the split do not enter."""
+        digest = hashlib.sha256(f"{self.inputs.shape} {self.inputs.dtype.str}\n".encode())
+        digest.update(np.ascontiguousarray(self.inputs).data)
+        digest.update(np.ascontiguousarray(self.labels).data)
+        # A length before each name, so that ("ab", "c") and ("a", "bc") differ.
+        for name in self.classes:
+            digest.update(f"{len(name)}:{name}".encode())
+        return digest.hexdigest()
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> Dataset:
+        """The samples at these indices, in this order, with the same classes."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
+
+
+def random_state(seed: int) -> np.random.RandomState:
+    """numpy's frozen generator: RandomState is the one whose stream numpy promises never to change, so splits last."""
+    if seed < 0:
+        raise EowError(f"a seed must be 0 or larger, not {seed}")
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
+
+
+def stratified_split(labels: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices (rest, held_out): `count` samples held out, each class in proportion as far as whole samples go.
+
+    Each class gives floor(n_c · count / N), the remainder goes to the largest fractions; a class keeps at least one
+    sample in the rest as long as another class can give one instead.
+    """
+    sizes = np.bincount(labels)
+    quota = sizes * count / len(labels)
+    taken = np.minimum(quota.astype(np.int64), np.maximum(sizes - 1, 0))
+    for limit in (np.maximum(sizes - 1, 0), sizes):
+        while (missing := count - int(taken.sum())) > 0 and (taken < limit).any():
+            room = np.flatnonzero(taken < limit)
+            order = room[np.argsort(-(quota - taken)[room], kind="stable")]
+            taken[order[:missing]] += 1
+    random = random_state(seed)
+    held = [random.permutation(np.flatnonzero(labels == label))[: taken[label]] for label in range(len(sizes))]
+    held_out = np.sort(np.concatenate(held))
+    return np.setdiff1d(np.arange(len(labels)), held_out), held_out
+
+
+def split_80_20(name: str, labels: np.ndarray, split: str) -> np.ndarray:
+    """The indices of one side of the fixed cut that sets without a test split of their own get."""
+    count = round(0.2 * len(labels))
+    if count == 0:
+        raise EowError(f"{name}: {len(labels)} sample(s) are too few to be cut into train and test: give at least 3")
+    train, test = stratified_split(labels, count, seed=0)
+    return train if split == "train" else test
+
+
+def holdout_split(dataset: Dataset, amount: int | float, seed: int) -> tuple[Dataset, Dataset]:
+    """(rest, held_out): `amount` samples (an int) or a fraction of them (a float below 1), stratified by class."""
+    if isinstance(amount, bool) or not isinstance(amount, int | float | np.integer | np.floating):
+        raise EowError(
+            f"the held-out amount must be a number of samples or a fraction below 1, not {type(amount).__name__}"
+        )
+    total = len(dataset)
+    if isinstance(amount, float | np.floating):
+        if not 0 < amount < 1:
+            raise EowError(
+                f"a held-out fraction must lie between 0 and 1, not {amount}: for a number of samples give an int"
+            )
+        count = round(float(amount) * total)
+    else:
+        count = int(amount)
+    if not 0 < count < total:
+        raise EowError(
+            f"{dataset.name}: cannot hold out {count} of {total} samples: at least one must stay on each side"
+        )
+    rest, held_out = stratified_split(dataset.labels, count, seed)
+    return dataset.subset(rest), dataset.subset(held_out)
+
+
+def known_unknown(dataset: Dataset, unknown_classes: Sequence[int]) -> tuple[Dataset, Dataset]:
+    """Hold classes out: (known, unknown), each relabelled from 0 in the old order, each with its own class names."""
+    unknown = [int(label) for label in unknown_classes]
+    total = len(dataset.classes)
+    if not unknown:
+        raise EowError("no unknown classes were named: give at least one class id")
+    for label in unknown:
+        if not 0 <= label < total:
+            raise EowError(f"{dataset.name}: unknown class {label} is outside 0..{total - 1}")
+    if len(set(unknown)) < len(unknown):
+        raise EowError(f"{dataset.name}: the unknown classes {unknown} name a class twice")
+    if total - len(unknown) < 2:
+        raise EowError(
+            f"{dataset.name}: {len(unknown)} unknown of {total} classes leaves fewer than 2 known ones: hold out fewer"
+        )
+    known = [label for label in range(total) if label not in unknown]
+    return _relabelled(dataset, known), _relabelled(dataset, sorted(unknown))
+
+
+def _relabelled(dataset: Dataset, kept: list[int]) -> Dataset:
+    chosen = np.isin(dataset.labels, kept)
+    return replace(
+        dataset,
+        inputs=dataset.inputs[chosen],
+        labels=np.searchsorted(kept, dataset.labels[chosen]).astype(np.int64),
+        classes=tuple(dataset.classes[label] for label in kept),
+    )

@@ -1,0 +1,152 @@
+"""Data sets that are trees of image files: a folder with a sub-folder for each class, and Tiny-ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from eow.data.catalog import Entry
+from eow.data.dataset import Dataset, split_80_20
+from eow.errors import EowError
+
+# Named one by one, because Pillow also knows formats whose decoding starts other programs (EPS runs Ghostscript).
+IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+GREY_MODES = ("1", "L", "LA")
+COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
+
+
+def _decoded(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
+    """One image as (C, H, W), or an error that names the file."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=IMAGE_FORMATS) as image:
+            if image.size != size:
+                raise EowError(
+                    f"{path} is {image.width}x{image.height} where the first image is {size[0]}x{size[1]}: "
+                    "scale all images to one size first"
+                )
+            pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+    except EowError:
+        raise
+    except Exception as error:
+        raise EowError(f"{path} cannot be read as an image: {error}") from error
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _image_array(paths: Sequence[Path], size: tuple[int, int], channels: int) -> np.ndarray:
+    """All images, decoded in a few threads: Pillow lets go of the interpreter while it decodes."""
+    inputs = np.empty((len(paths), channels, size[1], size[0]), np.uint8)
+    with ThreadPoolExecutor() as pool:
+        for index, image in enumerate(pool.map(lambda path: _decoded(path, size, channels), paths)):
+            inputs[index] = image
+    return inputs
+
+
+def _size_and_channels(path: Path) -> tuple[tuple[int, int], int]:
+    """From the header alone: (width, height) and 1 or 3."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=IMAGE_FORMATS) as image:
+            size, mode = image.size, image.mode
+    except Exception as error:
+        raise EowError(f"{path} cannot be read as an image: {error}") from error
+    if mode not in GREY_MODES + COLOUR_MODES:
+        raise EowError(f"{path} has the mode {mode}, not 8 bits a channel: save it as 8-bit grey or RGB first")
+    return size, 1 if mode in GREY_MODES else 3
+
+
+def read_folder(name: str, split: str) -> Dataset:
+    """Class sub-folders of images; train/ and test/ (else val/) are the splits where both are there."""
+    folder = Path(name.removeprefix("folder:")).expanduser()
+    if not folder.is_dir():
+        raise EowError(f"{folder} is not a folder")
+    held_out = next((folder / other for other in ("test", "val") if (folder / other).is_dir()), None)
+    if (folder / "train").is_dir() and held_out is not None:
+        train, classes = _listed_images(folder / "train", None)
+        paths = train if split == "train" else _listed_images(held_out, classes)[0]
+    else:
+        paths, classes = _listed_images(folder, None)
+        train = paths
+        if classes == ["train"]:
+            raise EowError(
+                f"{folder} has train/ but neither test/ nor val/: add one, or name the folder of classes itself"
+            )
+        chosen = split_80_20(name, np.array([label for _, label in paths]), split)
+        paths = [paths[index] for index in chosen]
+    # The first training image sets the size and mode for both splits.
+    first = train[0][0]
+    size, channels = _size_and_channels(first)
+    for path, _ in paths:
+        if _size_and_channels(path)[1] != channels:
+            raise EowError(f"{path} and {first} are not both grey or both colour: convert all images to one mode first")
+    inputs = _image_array([path for path, _ in paths], size, channels)
+    return Dataset(name, split, inputs, np.array([label for _, label in paths], np.int64), tuple(classes))
+
+
+def _listed_images(folder: Path, classes: list[str] | None) -> tuple[list[tuple[Path, int]], list[str]]:
+    """((path, label) of each file below the class folders, class names); hidden files and folders do not count.
+
+    With `classes` given (those of train/), a class folder not among them is an error and a missing one is not.
+    """
+    found = sorted(child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    if not found:
+        raise EowError(f"{folder} has no class sub-folders")
+    if classes is None:
+        classes = found
+    images = []
+    for class_name in found:
+        if class_name not in classes:
+            raise EowError(f"{folder / class_name} is a class that the training images do not have")
+        inside = folder / class_name
+        paths = [
+            path
+            for path in sorted(inside.rglob("*"))
+            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(inside).parts)
+        ]
+        if not paths:
+            raise EowError(f"{inside} has no images")
+        images += [(path, classes.index(class_name)) for path in paths]
+    return images, classes
+
+
+def read_tiny_imagenet(name: str, root: Path, split: str, entry: Entry, allow_unofficial: bool) -> Dataset:
+    """Tiny-ImageNet as its zip unpacks; its grey JPEGs become colour. Its tree has no published per-file hashes."""
+    folder = root / "tiny-imagenet-200"
+    wordnet_ids = sorted(_lines(folder / "wnids.txt"))
+    words = dict(line.split("\t", 1) for line in _lines(folder / "words.txt") if "\t" in line)
+    label_of = {wordnet_id: label for label, wordnet_id in enumerate(wordnet_ids)}
+    if split == "train":
+        pairs = []
+        for wordnet_id, label in label_of.items():
+            paths = sorted((folder / "train" / wordnet_id / "images").glob("[!.]*.JPEG"))
+            if not paths:
+                raise EowError(f"{folder / 'train' / wordnet_id / 'images'} has no images: {_FETCH_TINY}")
+            pairs += [(path, label) for path in paths]
+    else:
+        annotations = folder / "val" / "val_annotations.txt"
+        pairs = []
+        for number, line in enumerate(_lines(annotations), 1):
+            fields = line.split("\t")
+            if len(fields) < 2 or fields[1] not in label_of:
+                raise EowError(f"{annotations}, line {number}: no class of wnids.txt in the second column")
+            pairs.append((folder / "val" / "images" / Path(fields[0]).name, label_of[fields[1]]))
+    channels, height, width = entry.shape
+    inputs = _image_array([path for path, _ in pairs], (width, height), channels)
+    # WordNet's words repeat ("crane" is a bird and a machine), so the id stays in the name.
+    classes = tuple(f"{i} {words.get(i, '').split(',')[0]}".strip() for i in wordnet_ids)
+    return Dataset(name, split, inputs, np.array([label for _, label in pairs], np.int64), classes)
+
+
+_FETCH_TINY = "fetch it with `eow data fetch tiny_imagenet`, or say with --data or EOW_DATA where it is"
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise EowError(f"tiny_imagenet: {path} is missing or unreadable: {_FETCH_TINY}") from error

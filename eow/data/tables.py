@@ -1,0 +1,126 @@
+"""Data sets in one file of arrays: an .npz or a .csv.
+
+A set that comes without a test split is cut 80/20, stratified, always in the same way.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from eow.data.dataset import Dataset, split_80_20
+from eow.errors import EowError
+
+LABEL_COLUMNS = ("label", "class", "target", "y")
+
+
+def read_npz(name: str, split: str) -> Dataset:
+    """Arrays x, y (or X, y), cut 80/20, or x_train, y_train, x_test, y_test; `classes` names the labels 0..K-1."""
+    path = Path(name.removeprefix("npz:")).expanduser()
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
+    except Exception as error:
+        raise EowError(f"{path} cannot be read as an .npz of plain arrays: {error or type(error).__name__}") from error
+    if "X" in arrays and "x" not in arrays:
+        arrays["x"] = arrays.pop("X")
+    if all(key in arrays for key in ("x_train", "y_train", "x_test", "y_test")):
+        labels, classes = _label_numbers(path, arrays[f"y_{split}"], arrays["y_train"], arrays.get("classes"))
+        return Dataset(name, split, _npz_inputs(path, arrays[f"x_{split}"]), labels, classes)
+    if "x" in arrays and "y" in arrays:
+        labels, classes = _label_numbers(path, arrays["y"], arrays["y"], arrays.get("classes"))
+        whole = Dataset(name, split, _npz_inputs(path, arrays["x"]), labels, classes)
+        return whole.subset(split_80_20(name, labels, split))
+    raise EowError(f"{path} holds {sorted(arrays)}, not x and y or x_train, y_train, x_test and y_test")
+
+
+def _npz_inputs(path: Path, x: np.ndarray) -> np.ndarray:
+    if x.ndim == 2 and x.dtype.kind in "fiu":
+        # Too large a float64 becomes inf here, and the data set's own check names it.
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(x, np.float32)
+    if x.dtype == np.uint8 and x.ndim == 3:
+        return np.ascontiguousarray(x[:, None])
+    if x.dtype == np.uint8 and x.ndim == 4:
+        first, last = x.shape[1] in (1, 3), x.shape[3] in (1, 3)
+        if first and last:
+            raise EowError(f"{path}: images of shape {x.shape} could be NCHW or NHWC: save them at another size")
+        if first or last:
+            return np.ascontiguousarray(x if first else x.transpose(0, 3, 1, 2))
+    raise EowError(
+        f"{path}: inputs are {x.dtype} of shape {x.shape}: save images as uint8 (0..255) in NCHW, NHWC (1 or 3 "
+        "channels) or NHW, and features as floats (N, D)"
+    )
+
+
+def _label_numbers(
+    path: Path, y: np.ndarray, y_train: np.ndarray, names: np.ndarray | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as 0..K-1 with K names: integers that `classes` names stay as they are, others are looked up by value."""
+    y, y_train = (labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels for labels in (y, y_train))
+    if y.ndim != 1 or y.dtype.kind not in "iuU":
+        raise EowError(
+            f"{path}: labels are {y.dtype} of shape {y.shape}: save them as integers or strings, one a sample"
+        )
+    if names is not None and y.dtype.kind != "U":
+        return y.astype(np.int64), tuple(str(value) for value in names.reshape(-1).tolist())
+    values = (np.unique(y_train) if names is None else names.reshape(-1)).tolist()
+    number = {value: label for label, value in enumerate(values)}
+    for index, value in enumerate(y.tolist()):
+        if value not in number:
+            raise EowError(f"{path}: label {value!r} at index {index} is not among the classes {values!r:.80}")
+    return np.array([number[value] for value in y.tolist()], np.int64), tuple(str(value) for value in values)
+
+
+def read_csv(name: str, split: str) -> Dataset:
+    """A header row, float features, and a label in the column label/class/target/y or else the last; cut 80/20."""
+    path = Path(name.removeprefix("csv:")).expanduser()
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            rows = [row for row in csv.reader(stream) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise EowError(f"{path} cannot be read as a csv file: {error}") from error
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise EowError(f"{path} needs a header row, at least one feature column and one label column, and data")
+    header = [title.strip() for title in rows[0]]
+    if all(_is_number(title) for title in header):
+        raise EowError(f"{path} has no header row: its first row is all numbers")
+    named = [column for column, title in enumerate(header) if title.lower() in LABEL_COLUMNS]
+    if len(named) > 1:
+        raise EowError(f"{path} has several label columns: {', '.join(header[column] for column in named)}; keep one")
+    label_column = named[0] if named else len(header) - 1
+    texts, features = [], np.empty((len(rows) - 1, len(header) - 1), np.float64)
+    for index, row in enumerate(rows[1:]):
+        if len(row) != len(header):
+            raise EowError(f"{path}, data row {index + 1}: {len(row)} fields where the header has {len(header)}")
+        texts.append(row[label_column].strip())
+        if not texts[-1]:
+            raise EowError(f"{path}, data row {index + 1}: the label (column {header[label_column]!r}) is empty")
+        cells = row[:label_column] + row[label_column + 1 :]
+        try:
+            features[index] = [float(cell) for cell in cells]
+        except ValueError:
+            column = next(i for i, cell in enumerate(row) if i != label_column and not _is_number(cell))
+            raise EowError(
+                f"{path}, data row {index + 1}, column {header[column]!r}: {row[column]!r} is not a number"
+            ) from None
+    classes = sorted(set(texts), key=_numbers_first)
+    labels = np.array([classes.index(text) for text in texts], np.int64)
+    with np.errstate(over="ignore"):
+        whole = Dataset(name, split, features.astype(np.float32), labels, tuple(classes))
+    return whole.subset(split_80_20(name, labels, split))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers_first(text: str) -> tuple[bool, float, str]:
+    """Sort 9 before 10, and words after numbers."""
+    return (False, float(text), text) if _is_number(text) else (True, 0.0, text)

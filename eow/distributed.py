@@ -1,0 +1,59 @@
+"""Several processes, one training: torch.distributed as torchrun starts it, or as `eow train --devices N` has it started."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from eow.errors import EowError
+
+
+class Place(NamedTuple):
+    """Which of how many processes this is, and the device it works on."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise EowError(
+            f"train.device={name!r} cannot be used here ({str(error).splitlines()[0]}): try auto or cpu"
+        ) from None
+    return device
+
+
+@contextmanager
+def process_group(device_name: str) -> Iterator[Place]:
+    """This process's place: alone, unless torchrun's variables say otherwise."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield Place(pick_device(device_name))
+        return
+    device = pick_device(device_name)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Place(device, torch.distributed.get_rank(), world)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def launch(devices: int, arguments: list[str]) -> int:
+    """Run `eow ARGUMENTS` in `devices` processes of this machine under torchrun; its exit code."""
+    if torch.cuda.is_available() and devices > torch.cuda.device_count():
+        raise EowError(f"--devices {devices} asks for more than the {torch.cuda.device_count()} GPUs of this machine")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
+    return subprocess.call([*command, "-m", "eow.cli", *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})

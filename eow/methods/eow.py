@@ -1,0 +1,141 @@
+"""Energy-based Open-World Softmax (Wang, Li, Che, Zhou, Liu, Li: ICCV 2021).
+
+K+1 logits f, h = softmax(f); the K+1-th is "unknown". Eq. 4:
+
+    loss = E_data[-log h(x)[y]] + λ E_chains[-log h(z)[K+1]]
+
+where the chains are Langevin dynamics on the energy log h[K+1] (eq. 3, 5) in the latent space at `model.cut`. Prediction:
+label = argmax and confidence = max of the first K entries of the K+1 softmax, unknown = h[K+1].
+
+For negatives of density n the optimum is h[K+1] = λn/(p + λn): λ is a prior odds of "unknown", and `unknown_rate` re-sets it at
+prediction. The paper's setting is step 2, noise 1e-3, 100 steps, λ 0.1 (recipe `paper`); see recipes.py for ours.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from eow.errors import EowError
+from eow.methods.base import Method, NoOptions, Prediction, open_prediction
+from eow.models import SplitModel
+from eow.models.split import frozen_statistics
+from eow.openworld import prior_shift
+from eow.sampling import NEGATIVE_LOSSES, Starts, run_chain
+from eow.sampling.langevin import noise_scale
+
+
+@dataclass(frozen=True)
+class EOWOptions(NoOptions):
+    name: ClassVar[str] = "eow"
+    energy: Literal["paper", "proof", "complement"] = "paper"
+    lam: float = 0.1  # λ, the weight of the energy term
+    start_epoch: int | float = 0.6  # the energy term's first epoch (from 0); below 1, a share of the epochs
+    chains: int = 64  # a step, on each device
+    start: str = "noise:0.5,mixed:0.5"  # where chains start, see sampling/chains.py
+    start_width: float = 0.1  # of the noise: U(-width, width)
+    buffer_size: int = 10_000
+    restart: float = 0.05
+    steps: int = 20
+    step: float = 2.0
+    noise: float | str = 1e-3  # its standard deviation, or "langevin" for sqrt(step)
+    trust: float = 1.0  # how far a chain may go, in mean feature norms of the batch; 0: as far as it likes
+    encoder: Literal["detached", "joint"] = (
+        "detached"  # joint: the energy term also trains the encoder, through the starts
+    )
+    negatives: Literal["eval", "train"] = (
+        "eval"  # mode of the tail in the negative pass: eval leaves batch statistics alone
+    )
+
+
+class EOW(Method):
+    Options = EOWOptions
+    summary = "K+1 softmax, the unknown trained on Langevin chains in the latent space"
+    extra_outputs = 1
+
+    def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
+        super().__init__(model, options, classes, in_shape, seed)
+        if options.lam <= 0 or options.trust < 0 or options.start_epoch < 0:
+            raise EowError("method.lam must be above 0, method.trust and method.start_epoch at least 0")
+        if options.steps < 0 or options.step <= 0:
+            raise EowError(
+                f"method.steps is {options.steps} and method.step {options.step}: they must be at least 0 and above 0"
+            )
+        noise_scale(options.noise, options.step)
+        self.starts = Starts(
+            options.start, model.feature_shape(self.in_shape), options.chains,
+            width=options.start_width, buffer_size=options.buffer_size, restart=options.restart,
+        )  # fmt: skip
+        if options.encoder == "joint" and not {"features", "mixed"} & self.starts.counts.keys():
+            raise EowError(
+                f"method.encoder='joint' needs chains that start from features or mixed, not {options.start!r}"
+            )
+        self.active = True
+        self.tally: dict[str, Tensor] = {}
+
+    def prepare(self, device: torch.device) -> None:
+        super().prepare(device)
+        if self.starts.buffer is not None:
+            self.starts.buffer.fill(self.stream.manual_seed(self.seed))
+
+    def begin_epoch(self, epoch: int, epochs: int) -> None:
+        start = self.options.start_epoch
+        if start >= epochs:
+            raise EowError(
+                f"method.start_epoch is {start} of {epochs} epochs: the energy term would never start, lower it"
+            )
+        self.active = epoch >= (round(start * epochs) if 0 < start < 1 else start)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        z = self.model.encoder(x)
+        terms = {"ce": cross_entropy(self.model.tail(z).float(), y)}
+        if self.active:
+            negatives = self.draw_negatives(z, y)
+            with frozen_statistics(self.model.tail) if self.options.negatives == "eval" else nullcontext():
+                logits = self.model.tail(negatives).float()
+            terms["energy"] = self.options.lam * NEGATIVE_LOSSES[self.options.energy](logits).mean()
+        return terms
+
+    def draw_negatives(self, z: Tensor, y: Tensor) -> Tensor:
+        """The ends of chains in the latent space: constants, or with encoder="joint" constant moves away from their starts."""
+        o = self.options
+        start = self.starts.draw(z if o.encoder == "joint" else z.detach(), y, self.stream)
+        trust = o.trust * z.detach().flatten(1).float().norm(dim=1).mean() if o.trust else None
+        chain = run_chain(
+            self.model.tail,
+            start,
+            o.energy,
+            steps=o.steps,
+            step=o.step,
+            noise=o.noise,
+            trust=trust,
+            generator=self.stream,
+        )
+        self.starts.store(chain.z)
+        for key, value in (
+            ("capped", chain.capped.sum()),
+            ("chains", torch.ones_like(chain.capped).sum()),
+            ("energy_start", chain.energy[0].sum()),
+            ("energy_end", chain.energy[-1].sum()),
+        ):
+            self.tally[key] = self.tally.get(key, 0) + value
+        return chain.z if o.encoder == "detached" else start + (chain.z - start).detach()
+
+    def counters(self) -> dict[str, float]:
+        tally = {key: float(value) for key, value in self.tally.items()}
+        self.tally = {}
+        if not tally:
+            return {}
+        means = {key: tally[key] / tally["chains"] for key in ("energy_start", "energy_end")}
+        return {"chains": tally["chains"], "capped": tally["capped"], **means}
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, unknown_rate: float | None = None) -> Prediction:
+        with frozen_statistics(self.model):
+            logits = self.model(x).float()
+        if unknown_rate is not None:
+            logits[:, -1] += prior_shift(unknown_rate, self.options.lam)
+        return open_prediction(logits)

@@ -1,0 +1,84 @@
+"""Networks by name. Each is a list of named stages, so that it can be cut where the sampler is to work."""
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from eow.errors import EowError
+from eow.models.layers import GaussianNoise, Stages
+from eow.models.mlp import mlp
+from eow.models.resnet import resnet
+from eow.models.split import SplitModel, frozen_statistics
+from eow.models.vgg import vgg11
+from eow.models.wideresnet import wrn28_10
+
+__all__ = ["MODELS", "GaussianNoise", "SplitModel", "build", "frozen_statistics"]
+
+MODELS: dict[str, Callable[..., Stages]] = {
+    "mlp": mlp,
+    "vgg11": vgg11,
+    "resnet18": partial(resnet, depth=18),
+    "resnet50": partial(resnet, depth=50),
+    "resnet101": partial(resnet, depth=101),
+    "wrn28_10": wrn28_10,
+}
+
+
+def build(
+    name: str,
+    outputs: int,
+    in_shape: Sequence[int] = (3, 32, 32),
+    *,
+    cut: str = "penultimate",
+    hidden: Sequence[int] | None = None,
+    norm: str = "auto",
+    activation: str = "relu",
+    dropout: float = 0.0,
+    stem: str = "auto",
+    input_noise: float = 0.0,
+    stage_noise: float = 0.0,
+) -> SplitModel:
+    """The model called `name` with `outputs` logits for inputs of shape `in_shape`, cut at `cut`.
+
+    hidden       units of the mlp's hidden layers, (512, 512) if None; for the mlp only
+    norm         "batch" or "none"; "auto": none in the mlp, batch in all others
+    activation   "relu" or "leaky_relu" (slope 0.2)
+    dropout      rate before the head, in the mlp after every hidden layer, in wrn28_10 also inside the blocks
+    stem         "32" (stride 1) or "64" (stride 2), for ResNets; "auto": by the image's shorter side
+    input_noise  standard deviation of the noise added to the input, in training and evaluation
+    stage_noise  the same after stage 1
+    """
+    if name not in MODELS:
+        raise EowError(f"there is no model {name!r}: choose one of {', '.join(MODELS)}")
+    builder = MODELS[name]
+    # What is left to the model is not passed on, so that each builder's own default holds.
+    left_to_model: dict[str, Any] = {"hidden": None, "norm": "auto", "stem": "auto"}
+    asked: dict[str, Any] = {"hidden": hidden, "norm": norm, "stem": stem}
+    options = {option: value for option, value in asked.items() if value != left_to_model[option]}
+    for option in options:
+        if option not in inspect.signature(builder).parameters:
+            raise EowError(f"{name} has no use for {option!r}: leave it out")
+    stages = builder(outputs, in_shape, activation=activation, dropout=dropout, **options)
+    _add_noise(name, stages, input_noise, stage_noise)
+    return SplitModel.from_stages(stages, cut)
+
+
+def _add_noise(name: str, stages: Stages, input_noise: float, stage_noise: float) -> None:
+    """Put noise before the first stage and after stage 1, inside these stages and under a name of its own: stages and
+    parameters are called the same with and without it, so weights fit both."""
+    for option, std in (("input_noise", input_noise), ("stage_noise", stage_noise)):
+        if std < 0.0:
+            raise EowError(f"{option} is {std}: a standard deviation cannot be negative, give 0 for no noise")
+    if stage_noise > 0.0 and "stage1" not in stages:
+        raise EowError(f"this {name} has no stage1 for 'stage_noise' to follow: leave it out or add a hidden layer")
+    if input_noise > 0.0:
+        first = next(iter(stages))
+        layers = stages[first].named_children()
+        stages[first] = nn.Sequential(OrderedDict([("input_noise", GaussianNoise(input_noise)), *layers]))
+    if stage_noise > 0.0:
+        layers = stages["stage1"].named_children()
+        stages["stage1"] = nn.Sequential(OrderedDict([*layers, ("stage_noise", GaussianNoise(stage_noise))]))

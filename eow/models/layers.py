@@ -1,0 +1,124 @@
+"""The pieces more than one network is made of: layers by name, the head, noise, initialisation, checks of the input."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from eow.errors import EowError
+
+Stages: TypeAlias = OrderedDict[str, nn.Module]
+
+# The slope below zero, which He initialisation needs as well. 0.2 is what the EOW release uses.
+SLOPES = {"relu": 0.0, "leaky_relu": 0.2}
+NORMS = ("batch", "none")
+STEM_STRIDES = {"32": 1, "64": 2}
+
+
+class GaussianNoise(nn.Module):
+    """Adds N(0, std²), in training and in evaluation alike, drawn from torch's global generator.
+
+    The EOW release smooths the network this way at test time too, so this does not follow the training flag.
+    """
+
+    def __init__(self, std: float) -> None:
+        super().__init__()
+        self.std = std
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.std * torch.randn_like(x)
+
+    def extra_repr(self) -> str:
+        return f"std={self.std}"
+
+
+def check_choice(what: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise EowError(f"{what} {value!r} is unknown: choose one of {', '.join(choices)}")
+
+
+def activation_layer(activation: str) -> nn.Module:
+    """Never in place: the input of a tail is a latent that the sampler still needs."""
+    check_choice("activation", activation, SLOPES)
+    return nn.ReLU() if activation == "relu" else nn.LeakyReLU(SLOPES[activation])
+
+
+def norm_layer(norm: str, channels: int, images: bool = True) -> nn.Module:
+    check_choice("norm", norm, NORMS)
+    if norm == "none":
+        return nn.Identity()
+    return nn.BatchNorm2d(channels) if images else nn.BatchNorm1d(channels)
+
+
+def conv(inputs: int, outputs: int, kernel: int, stride: int, bias: bool) -> nn.Conv2d:
+    """A convolution that keeps the side (divided by the stride, rounded up)."""
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=bias)
+
+
+def pool() -> nn.Sequential:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def head_layer(features: int, outputs: int, dropout: float) -> nn.Module:
+    """The last linear layer. Its dropout is part of the head, so that `penultimate` is the feature without dropout."""
+    if outputs < 1:
+        raise EowError(f"a model needs at least one output, not {outputs}: give the number of classes")
+    if not 0.0 <= dropout < 1.0:
+        raise EowError(f"dropout is {dropout}: give a rate from 0 up to, but not including, 1")
+    linear = nn.Linear(features, outputs)
+    if dropout == 0.0:
+        return linear
+    return nn.Sequential(OrderedDict(dropout=nn.Dropout(dropout), linear=linear))
+
+
+def check_image(model: str, in_shape: Sequence[int], smallest: int) -> None:
+    if len(in_shape) != 3:
+        raise EowError(f"{model} needs images of shape (C, H, W), not {tuple(in_shape)}: use mlp for feature vectors")
+    if in_shape[0] < 1:
+        raise EowError(f"{model} needs images with at least one channel, not {in_shape[0]}: in_shape is (C, H, W)")
+    if min(in_shape[1:]) < smallest:
+        height, width = in_shape[1:]
+        raise EowError(
+            f"images of {height}x{width} are too small for {model}: use mlp, or {smallest}x{smallest} and more"
+        )
+
+
+def stem_stride(model: str, in_shape: Sequence[int], stem: str) -> int:
+    """The stride of the 3x3 stem: 1 for stem "32", 2 for "64"; "auto" takes "64" when the shorter side is 64 or more.
+
+    Either way no max-pool follows: a 64x64 image is brought to 32x32 by the stem, then both go the same way.
+    """
+    check_choice("stem", stem, ("auto", *STEM_STRIDES))
+    # Below 8 pixels after the stem the last stages would work on a map of one pixel.
+    check_image(model, in_shape, 8 * STEM_STRIDES.get(stem, 1))
+    if stem == "auto":
+        stem = "64" if min(in_shape[1:]) >= 64 else "32"
+    return STEM_STRIDES[stem]
+
+
+def he_init(stages: Stages, activation: str, norm: str) -> None:
+    """He et al. 2015 for every convolution. Linear and norm layers keep torch's own initialisation.
+
+    With norm the variance is kept backwards (fan out), as the reference ResNets do. Without it nothing repairs the size
+    of the activations on the way forwards, so there it is the forward variance that is kept (fan in).
+    """
+    mode: Literal["fan_in", "fan_out"] = "fan_out" if norm == "batch" else "fan_in"
+    for module in (module for stage in stages.values() for module in stage.modules()):
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, a=SLOPES[activation], mode=mode)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def scale_residuals(last_convs: Sequence[nn.Conv2d]) -> None:
+    """For residual nets without norm: divide the last convolution of each of the L branches by sqrt(L).
+
+    A branch initialised after He adds c times the variance it is given (c = 1 with the activation first, 2 with it
+    last), so L blocks would multiply it by (1 + c)^L; scaled, by (1 + c/L)^L < e^c. Zeros in the last convolution would
+    do as well, but then no gradient reaches the rest of a branch in the first step.
+    """
+    with torch.no_grad():
+        for layer in last_convs:
+            layer.weight.div_(len(last_convs) ** 0.5)

@@ -1,0 +1,123 @@
+"""A network in two parts: the encoder up to a named cut, and the tail from there to the logits.
+
+EOW draws its negatives at the cut: chains run through the tail only, so where the cut lies decides what they cost
+and which layers the energy term trains.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from eow.errors import EowError
+
+INPUT = "input"
+
+
+class SplitModel(nn.Module):
+    """`model(x) == tail(encoder(x))`, for any two modules; built with `from_stages`, it can be cut elsewhere.
+
+    The names in a state dict begin with `encoder.` or `tail.`: weights are loaded at the cut they were saved at, and
+    `recut` after that.
+    """
+
+    def __init__(self, encoder: nn.Module, tail: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.tail = tail
+        self._cut: str | None = None
+
+    @classmethod
+    def from_stages(cls, stages: Mapping[str, nn.Module], cut: str) -> "SplitModel":
+        """Encoder: the stages up to and including `cut` (none for "input"). Tail: the rest, at least the last stage."""
+        if not stages or INPUT in stages:
+            raise EowError(f"a model needs at least one stage and none called {INPUT!r}: these are {list(stages)}")
+        names = list(stages)
+        cuts = (INPUT, *names[:-1])
+        if cut not in cuts:
+            raise EowError(f"the model has no cut {cut!r}: choose one of {', '.join(cuts)}")
+        position = cuts.index(cut)
+        model = cls(
+            nn.Sequential(OrderedDict((name, stages[name]) for name in names[:position])),
+            nn.Sequential(OrderedDict((name, stages[name]) for name in names[position:])),
+        )
+        model._cut = cut
+        return model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.encoder(x))
+
+    @property
+    def cut(self) -> str | None:
+        """The name of the cut, or None for two modules put together by hand."""
+        return self._cut
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """Every cut there is: "input", then all stages but the last. Empty for two modules put together by hand."""
+        if self._cut is None:
+            return ()
+        return (INPUT, *list(self._stages())[:-1])
+
+    @property
+    def head(self) -> nn.Linear:
+        """The tail's last linear layer, in the order of registration."""
+        linears = [module for module in self.tail.modules() if isinstance(module, nn.Linear)]
+        if not linears:
+            raise EowError("the tail has no nn.Linear to serve as head: cut the model before its last linear layer")
+        return linears[-1]
+
+    def recut(self, cut: str) -> "SplitModel":
+        """The same modules, parameters shared, cut elsewhere."""
+        if self._cut is None:
+            raise EowError(
+                "this SplitModel was put together from two modules and has no named cuts: build it with from_stages"
+            )
+        model = SplitModel.from_stages(self._stages(), cut)
+        # Set one by one and not with train(): the stages are shared, and each keeps its own mode.
+        for part in (model, model.encoder, model.tail):
+            part.training = self.training
+        return model
+
+    def feature_shape(self, in_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one latent at the cut, without the batch, for one input of shape `in_shape`.
+
+        Found by a dry run on one input of zeros, which leaves running statistics, modes and random generators alone.
+        """
+        tensors = [*self.encoder.parameters(), *self.encoder.buffers()]
+        device = tensors[0].device if tensors else torch.device("cpu")
+        dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
+        generators = [device] if device.type == "cuda" else []
+        with frozen_statistics(self.encoder), torch.no_grad(), torch.random.fork_rng(generators):
+            try:
+                latent = self.encoder(torch.zeros(1, *in_shape, device=device, dtype=dtype))
+            except RuntimeError as error:
+                raise EowError(
+                    f"the encoder cannot take an input of shape {tuple(in_shape)}: give that of one input, without the "
+                    f"batch ({error})"
+                ) from error
+        if not isinstance(latent, Tensor):
+            raise EowError(f"the encoder returns a {type(latent).__name__}: cut the model where a single tensor passes")
+        return tuple(latent.shape[1:])
+
+    def _stages(self) -> OrderedDict[str, nn.Module]:
+        return OrderedDict([*self.encoder.named_children(), *self.tail.named_children()])
+
+
+@contextmanager
+def frozen_statistics(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block: no running statistic moves, no dropout falls.
+
+    Afterwards each submodule has its own mode back: `train()` would give all the same one, also to those that somebody
+    had put in evaluation on purpose.
+    """
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
+    try:
+        for submodule, _ in modes:
+            submodule.training = False
+        yield
+    finally:
+        for submodule, training in modes:
+            submodule.training = training

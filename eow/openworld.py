@@ -1,0 +1,34 @@
+"""The arithmetic of the K+1 softmax on arrays, without torch: what is done with stored logits after the network has spoken."""
+
+import math
+
+import numpy as np
+
+from eow.errors import EowError
+
+
+def prior_shift(unknown_rate: float, lam: float) -> float:
+    """What to add to the unknown logit so that predictions expect a share `unknown_rate` of unknowns.
+
+    Training with weight λ on the negatives makes λ the prior odds of "unknown"; adding log(ρ/(1-ρ)) - log λ replaces them by
+    ρ : 1-ρ. A rate of 0 gives minus infinity: the K classes renormalised.
+    """
+    if not 0 <= unknown_rate < 1:
+        raise EowError(f"an unknown rate of {unknown_rate} is no share: give a number from 0 to below 1")
+    if unknown_rate == 0:
+        return -math.inf
+    return math.log(unknown_rate / (1 - unknown_rate)) - math.log(lam)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Row-wise, in float64. A logit of minus infinity has probability 0."""
+    shifted = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return shifted / shifted.sum(1, keepdims=True)
+
+
+def shifted_probabilities(logits: np.ndarray, shift: float) -> tuple[np.ndarray, np.ndarray]:
+    """probs (N, K) and unknown (N,) of K+1 logits after `shift` is added to the last."""
+    logits = logits.astype(np.float64)
+    logits[:, -1] += shift
+    h = softmax(logits)
+    return h[:, :-1], h[:, -1]

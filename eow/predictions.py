@@ -1,0 +1,86 @@
+"""What a model said about a data set, on disk: the border between networks and numbers. Right of here everything is numpy.
+
+A file holds logits (where the method has any), probs, unknown, label, confidence and the true labels; floats are float32. Its header says
+where they come from. It is used again only if weights, data and transform are the same by content, never by its name alone.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eow.errors import EowError
+from eow.openworld import prior_shift, shifted_probabilities
+from eow.storage import make_folder, read_tensors, write_arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """N predictions over K classes and the truth. probs.sum(1) + unknown == 1."""
+
+    label: np.ndarray
+    confidence: np.ndarray
+    probs: np.ndarray
+    unknown: np.ndarray
+    labels: np.ndarray
+    logits: np.ndarray | None
+    manifest: dict[str, Any]
+
+    @cached_property
+    def correct(self) -> np.ndarray:
+        return self.label == self.labels
+
+    @property
+    def open_world(self) -> bool:
+        """Whether the method has an unknown logit, so that an unknown rate can be set."""
+        return self.logits is not None and self.logits.shape[1] == self.probs.shape[1] + 1
+
+    def at_unknown_rate(self, rate: float) -> "Predictions":
+        """The same predictions for an expected share `rate` of unknowns: the unknown logit is shifted, nothing is run again."""
+        if self.logits is None or not self.open_world:
+            raise EowError(f"{self.manifest['method']} has no unknown logit: an unknown rate can be set for eow only")
+        probs, unknown = shifted_probabilities(self.logits, prior_shift(rate, self.manifest["lam"]))
+        return Predictions(probs.argmax(1), probs.max(1), probs, unknown, self.labels, self.logits, self.manifest)
+
+
+def content_key(weights: str, dataset: Any, transform: Any) -> str:
+    """One hash of all that decides a prediction: the weights file's, the data's, and what is done to the inputs."""
+    text = json.dumps([weights, dataset.hash, asdict(transform)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def compute(
+    method: Any, dataset: Any, transform: Any, device: Any, seed: int = 0, batch: int = 1000
+) -> dict[str, np.ndarray]:
+    """Run the method over the whole data set, in order."""
+    from eow.data.loader import Batches
+    from eow.seeds import derive, own_randomness
+
+    parts: dict[str, list[np.ndarray]] = {}
+    with own_randomness(device, derive(seed, 2)):  # some networks draw noise at prediction too
+        for x, y in Batches(dataset, batch, transform, device, resident=False).in_order():
+            fields = {**method.predict(x)._asdict(), "labels": y}
+            for name, value in fields.items():
+                if value is not None:
+                    parts.setdefault(name, []).append(value.cpu().numpy())
+    arrays = {name: np.concatenate(values) for name, values in parts.items()}
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise EowError(f"the model predicts NaN on {dataset.name}: its weights or the inputs are not finite")
+    return arrays
+
+
+def write(path: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:
+    make_folder(path.parent)
+    write_arrays(path, arrays, manifest)
+
+
+def read(path: Path) -> Predictions:
+    arrays, manifest = read_tensors(path, "numpy")
+    try:
+        return Predictions(**{"logits": None, **arrays}, manifest=manifest)
+    except TypeError:
+        raise EowError(f"{path} holds {', '.join(sorted(arrays))} instead of predictions: make it again") from None

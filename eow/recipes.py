@@ -1,0 +1,96 @@
+"""Named recipes: what a run is set to before anyone sets anything.
+
+    modern    (default) trains well in minutes: OneCycle, a late energy term, chains from noise and from mixed features
+    paper     section 4.1 of the paper as printed; where it is silent: cut after stage 3, buffer chains, from epoch 0
+    release   the authors' code, which differs from the paper in nearly everything (another net, Adam, late start, input noise,
+              train-mode negatives, a last epoch on the 10 % of the training set that was held out)
+
+A recipe is a function of the model's and the method's name, because a learning rate is; it returns a table for config.merge.
+"""
+
+from collections.abc import Callable
+
+from eow.config import Table, merge
+from eow.data.catalog import entry_of
+from eow.errors import EowError
+from eow.methods import method_named
+
+# Section 4.1's SGLD, the same in the authors' code: 100 steps of step size 2 and noise 1e-3 from a replay buffer.
+PAPER_CHAINS: Table = {
+    "energy": "paper", "lam": 0.1, "steps": 100, "step": 2.0, "noise": 1e-3, "trust": 0.0,
+    "start": "buffer", "buffer_size": 10_000, "start_width": 0.1, "restart": 0.05,
+}  # fmt: skip
+
+
+def modern(model: str, method: str) -> Table:
+    if model == "mlp":
+        train = {
+            "epochs": 40,
+            "batch": 64,
+            "optimizer": "adam",
+            "lr": 3e-3,
+            "weight_decay": 0.0,
+            "schedule": "onecycle",
+        }
+        return {"train": train, "model": {"hidden": [256, 256]}}
+    return {
+        "train": {
+            "epochs": 15,
+            "batch": 256,
+            "optimizer": "sgd",
+            "lr": 0.2,
+            "weight_decay": 5e-4,
+            "schedule": "onecycle",
+        }
+    }
+
+
+def paper(model: str, method: str) -> Table:
+    train = {
+        "epochs": 200, "batch": 64, "optimizer": "sgd", "lr": 1e-4, "momentum": 0.9, "nesterov": False, "weight_decay": 5e-4,
+        "schedule": "step", "milestones": [100, 150], "gamma": 0.1, "precision": "fp32",
+    }  # fmt: skip
+    table: Table = {"train": train, "model": {"cut": "penultimate" if model == "mlp" else "stage3"}}
+    if model == "mlp":
+        table["model"]["hidden"] = [512, 512]
+    if method == "eow":
+        table["method"] = {**PAPER_CHAINS, "start_epoch": 0}
+    return table
+
+
+def release(model: str, method: str) -> Table:
+    train = {
+        "epochs": 15, "batch": 64, "optimizer": "adam", "lr": 1e-4, "weight_decay": 0.0, "warmup_steps": 1000,
+        "schedule": "step", "milestones": [7, 10], "gamma": 0.5, "holdout_epochs": 1, "precision": "fp32",
+    }  # fmt: skip
+    net: Table = {"norm": "none", "activation": "leaky_relu", "input_noise": 0.01, "stage_noise": 0.01}
+    net.update({"hidden": [512, 512], "cut": "penultimate"} if model == "mlp" else {"cut": "stage2"})
+    table: Table = {"train": train, "model": net, "data": {"holdout": 0.1}}
+    if method == "eow":
+        table["method"] = {**PAPER_CHAINS, "start_epoch": 8, "negatives": "train"}
+    return table
+
+
+RECIPES: dict[str, Callable[[str, str], Table]] = {"modern": modern, "paper": paper, "release": release}
+
+
+def default_model(data: str) -> str:
+    """The paper's network for the set; for a user's own, one that fits its kind: an npz file may hold images or features."""
+    kind, _, rest = data.partition(":")
+    if kind in ("npz", "csv", "noise"):
+        return "mlp"
+    return "resnet18" if kind == "folder" else entry_of(rest if kind == "permuted" else data).model
+
+
+def recipe(wishes: Table) -> Table:
+    """The recipe's table for what is wished for, with the names of data, model and method filled in."""
+    name = wishes["recipe"]
+    if name not in RECIPES:
+        raise EowError(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}")
+    data = str(wishes["data"].get("name", "digits"))
+    model = str(wishes["model"].get("name", "wrn28_10" if name == "release" else default_model(data)))
+    method = str(wishes["method"].get("name", "eow"))
+    method_named(method)
+    return merge(
+        RECIPES[name](model, method), {"data": {"name": data}, "model": {"name": model}, "method": {"name": method}}
+    )

@@ -1,0 +1,331 @@
+"""A run: one folder that holds everything about one training.
+
+    config.json  environment.json  log.jsonl  weights.safetensors  predictions/*.safetensors  summary.json
+
+`train` makes one, or goes on with one that was stopped; `load` opens a finished one. While it trains, checkpoint.safetensors holds the
+last good state; summary.json is written last and says that the run is complete.
+"""
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import eow
+from eow import config as configs
+from eow import predictions, storage
+from eow.config import RunConfig
+from eow.console import console, training_bar
+from eow.data import Dataset, holdout_split, known_unknown
+from eow.data import load as load_data
+from eow.data.catalog import CATALOG, statistics
+from eow.data.inputs import read_inputs
+from eow.data.loader import Batches, Transform
+from eow.distributed import Place, process_group
+from eow.errors import EowError
+from eow.evaluate import KNOWN, evaluate
+from eow.methods import Method, method_named
+from eow.models import build as build_model
+from eow.seeds import own_randomness
+from eow.training import Training
+
+# Settings that say where a run happens, not what comes out of it: a run may be resumed with others.
+ELSEWHERE = (("data", "root"), ("data", "resident"), ("train", "device"), ("train", "checkpoint_every"))
+
+
+@dataclass(frozen=True)
+class Data:
+    """The sets of a run. `unknown` holds the test samples of classes that training never saw."""
+
+    train: Dataset
+    holdout: Dataset | None
+    test: Dataset
+    outliers: dict[str, Dataset]
+    transform: Transform
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, opened: the method with its weights, and what is needed to feed it."""
+
+    folder: Path
+    config: RunConfig
+    method: Method
+    classes: tuple[str, ...]
+    in_shape: tuple[int, ...]
+    transform: Transform
+    weights_hash: str
+
+
+def load_sets(config: RunConfig) -> Data:
+    """Training, held-out and test data as the config wants them, and everything that counts as unknown."""
+    wanted = config.data
+    root, allow = wanted.root or None, wanted.allow_unofficial
+    train = load_data(wanted.name, root, "train", allow_unofficial=allow)
+    test = load_data(wanted.name, root, "test", allow_unofficial=allow)
+    mean_std = statistics(train)
+    outliers: dict[str, Dataset] = {}
+    if wanted.unknown_classes:
+        train, _ = known_unknown(train, wanted.unknown_classes)
+        test, outliers["unknown"] = known_unknown(test, wanted.unknown_classes)
+    holdout = None
+    if wanted.holdout:
+        train, holdout = holdout_split(train, wanted.holdout, config.seed)
+    for name in wanted.outliers:
+        outlier = load_data(name, root, "test", allow_unofficial=allow, shape=test.shape)
+        if outlier.shape != test.shape:
+            raise EowError(
+                f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {test.shape}: choose others"
+            )
+        outliers[name] = outlier
+    return Data(train, holdout, test, outliers, Transform(*mean_std))
+
+
+def make_method(config: RunConfig, classes: int, in_shape: tuple[int, ...]) -> Method:
+    """The method around a freshly initialised model; the same seed gives the same weights."""
+    kind, wanted = method_named(config.method.name), config.model
+    options = {key: value for key, value in asdict(wanted).items() if key != "name"}
+    if wanted.name != "mlp":
+        options["hidden"] = wanted.hidden or None
+    with own_randomness(torch.device("cpu"), config.seed):
+        model = build_model(wanted.name, classes + kind.extra_outputs, in_shape, **options)
+        return kind(model, config.method, classes, in_shape, config.seed)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the run was made with."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    try:
+        source = Path(__file__).parent
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    return {
+        "eow": eow.__version__, "commit": commit, "python": platform.python_version(), "torch": torch.__version__,
+        "numpy": np.__version__, "system": f"{platform.system()} {platform.machine()}", "device": f"{device.type} ({name})",
+        "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+    }  # fmt: skip
+
+
+def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:
+    """The first setting in which two configs differ, as a sentence's part."""
+    for key in sorted({*old, *new}):
+        if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
+            if found := difference(old[key], new[key], f"{path}{key}."):
+                return found
+        elif old.get(key) != new.get(key) and tuple(f"{path}{key}".split(".")) not in ELSEWHERE:
+            return f"{path}{key} is {old.get(key)!r} there and {new.get(key)!r} now"
+    return None
+
+
+@contextmanager
+def open_folder(folder: Path, config: RunConfig, resume: bool) -> Iterator[bool]:
+    """The run's folder, made or found again, and locked. Yields whether the run in it is already complete."""
+    present = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.is_dir() else []
+    if present and not (folder / "config.json").exists():
+        raise EowError(f"{folder} is not empty and holds no run: choose another folder for --out")
+    if present and not resume:
+        with storage.locked(folder):  # a run that is under way is the better thing to say
+            raise EowError(
+                f"{folder} already holds a run: pass --resume to go on with it, or choose another folder for --out"
+            )
+    storage.make_folder(folder)
+    with storage.locked(folder):
+        if present and (found := difference(storage.read_json(folder / "config.json"), configs.to_table(config))):
+            raise EowError(
+                f"{folder} holds a run with other settings ({found}): resume it with its own, or choose another --out"
+            )
+        yield (folder / "summary.json").exists()
+
+
+def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progress: bool = True) -> dict[str, Any]:
+    """Train as `config` says into `folder` and return the summary. With `resume`, go on where the folder's run stopped."""
+    folder = Path(folder)
+    with process_group(config.train.device) as place:
+        data = load_sets(config)  # everything that can be wrong is found out before the folder is touched
+        method = make_method(config, len(data.train.classes), data.train.shape)
+        method.to(place.device)
+        method.prepare(place.device)
+        chief = place.rank == 0
+        with open_folder(folder, config, resume) if chief else nullcontext(False) as complete:
+            if place.world > 1:
+                word = [complete]
+                torch.distributed.broadcast_object_list(word)
+                complete = word[0]
+            if complete:
+                return storage.read_json(folder / "summary.json")
+            if chief:
+                storage.write_json(folder / "config.json", configs.to_table(config))
+                storage.write_json(folder / "environment.json", environment(place.device))
+            optimise(method, data, config, folder, place, progress and chief)
+            return complete_run(method, data, config, folder, place) if chief else {}
+
+
+def optimise(method: Method, data: Data, config: RunConfig, folder: Path, place: Place, progress: bool) -> None:
+    """All epochs, from the last checkpoint on, with log and checkpoints."""
+    wanted = config.data
+    common = {"seed": config.seed, "resident": wanted.resident, "rank": place.rank, "world": place.world}
+    usual = CATALOG[wanted.name].augmentation if wanted.name in CATALOG else "none"
+    augment = usual if wanted.augment == "auto" else wanted.augment
+    batches = Batches(data.train, config.train.batch, data.transform, place.device, augment=augment, **common)
+    holdout = None
+    if data.holdout is not None and config.train.holdout_epochs:
+        holdout = Batches(data.holdout, config.train.batch, data.transform, place.device, augment=augment, **common)
+    training = Training(method, batches, config.train, place, config.seed, holdout=holdout, bar=training_bar(progress))
+    log, last = storage.Log(folder / "log.jsonl"), -1
+    if (folder / "checkpoint.safetensors").exists():
+        last = restore(training, folder, place)
+    if place.rank == 0:
+        log.keep(lambda line: line["epoch"] <= last)
+    total = config.train.epochs + (config.train.holdout_epochs if holdout is not None else 0)
+    for line in training.epochs(last + 1):
+        epoch = line["epoch"]
+        if place.rank == 0:
+            log.write(**line)
+            if progress and not console.is_terminal and (epoch + 1) % -(-total // 5) == 0:
+                terms = "  ".join(f"{key} {line[key]:.4g}" for key in ("ce", "energy") if key in line)
+                console.print(
+                    f"{config.method.name}: epoch {epoch + 1}/{total}  {terms}  {line['images_per_second']:,.0f} images/s"
+                )
+        if (epoch + 1) % config.train.checkpoint_every == 0 or epoch == total - 1:
+            save(training, folder, place, epoch)
+
+
+def save(training: Training, folder: Path, place: Place, epoch: int) -> None:
+    """A checkpoint. Other ranks write what is theirs alone first; rank 0's file makes the epoch count."""
+    state = training.state()
+    if place.rank:
+        storage.write_tensors(rank_file(folder, place.rank, epoch), state, {"epoch": epoch})
+    if place.world > 1:
+        torch.distributed.barrier()
+    if place.rank == 0:
+        storage.write_tensors(folder / "checkpoint.safetensors", state, {"epoch": epoch})
+        for file in folder.glob("checkpoint-rank*"):
+            if not file.name.endswith(f"-{epoch}.safetensors"):
+                file.unlink()
+
+
+def restore(training: Training, folder: Path, place: Place) -> int:
+    """The epoch of the last checkpoint, whose state the training now has."""
+    state, header = storage.read_tensors(folder / "checkpoint.safetensors")
+    epoch = int(header["epoch"])
+    if place.rank:
+        state, _ = storage.read_tensors(rank_file(folder, place.rank, epoch))
+    try:
+        training.restore(state)
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise EowError(
+            f"the checkpoint in {folder} does not fit this model ({error}): start again in another folder"
+        ) from None
+    return epoch
+
+
+def rank_file(folder: Path, rank: int, epoch: int) -> Path:
+    return folder / f"checkpoint-rank{rank}-{epoch}.safetensors"
+
+
+def complete_run(method: Method, data: Data, config: RunConfig, folder: Path, place: Place) -> dict[str, Any]:
+    """After the last epoch: the post-hoc part, weights, predictions, figures, and the summary that ends the run."""
+    if method.needs_holdout:
+        method.finish(Batches(data.holdout, 1000, data.transform, place.device) if data.holdout else None)
+    method.eval()
+    card = {
+        "config": configs.to_table(replace(config, data=replace(config.data, root=""))), "classes": list(data.train.classes), "in_shape": list(data.train.shape),
+        "transform": asdict(data.transform),
+    }  # fmt: skip
+    storage.write_tensors(folder / "weights.safetensors", method.state_dict(), card)
+    run = Run(
+        folder,
+        config,
+        method,
+        data.train.classes,
+        data.train.shape,
+        data.transform,
+        storage.file_hash(folder / "weights.safetensors"),
+    )
+    for name, dataset in {KNOWN: data.test, **data.outliers}.items():
+        predict_set(run, name, dataset)
+    log = storage.Log(folder / "log.jsonl").read()
+    sets = {"train": data.train, "holdout": data.holdout, KNOWN: data.test, **data.outliers}
+    summary = {
+        "method": config.method.name, "data": config.data.name, "model": config.model.name, "recipe": config.recipe, "seed": config.seed,
+        "metrics": evaluate(folder), "train_seconds": sum(line["seconds"] for line in log), "weights": run.weights_hash,
+        "versions": {key: value for key, value in environment(place.device).items() if key in ("eow", "commit", "python", "torch", "numpy")},
+        "sets": {
+            name: {"samples": len(each), "classes": len(each.classes), "hash": each.hash, "official": each.official}
+            for name, each in sets.items() if each is not None
+        },
+    }  # fmt: skip
+    storage.write_json(folder / "summary.json", summary)
+    for file in folder.glob("checkpoint*"):
+        file.unlink()
+    return summary
+
+
+def predict_set(run: Run, name: str, dataset: Dataset) -> predictions.Predictions:
+    """The run's predictions on a data set: from its folder when nothing has changed, else made and stored there."""
+    path = run.folder / "predictions" / f"{name.replace(':', '-').replace('/', '_')}.safetensors"
+    key = predictions.content_key(run.weights_hash, dataset, run.transform)
+    if path.exists():
+        stored = predictions.read(path)
+        if stored.manifest.get("key") == key:
+            return stored
+    device = next(run.method.parameters()).device
+    arrays = predictions.compute(run.method, dataset, run.transform, device, run.config.seed)
+    manifest = {
+        "key": key, "method": run.config.method.name, "lam": getattr(run.config.method, "lam", None), "seed": run.config.seed,
+        "data": dataset.name, "split": dataset.split, "data_hash": dataset.hash, "official": dataset.official,
+        "weights": run.weights_hash, "classes": list(run.classes), "config": configs.to_table(run.config),
+        "versions": {"eow": eow.__version__, "torch": torch.__version__},
+    }  # fmt: skip
+    predictions.write(path, arrays, manifest)
+    return predictions.read(path)
+
+
+def load(folder: str | Path, device: str = "cpu") -> Run:
+    """Open a finished run. Everything needed stands in its weights file; no code is run from it."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise EowError(f"there is no run folder {folder}: give the --out of an `eow train`")
+    state, card = storage.read_tensors(folder / "weights.safetensors")
+    try:
+        config = configs.from_table(card["config"])
+        classes, in_shape = tuple(card["classes"]), tuple(card["in_shape"])
+        transform = Transform(tuple(card["transform"]["mean"]), tuple(card["transform"]["std"]))
+        method = make_method(config, len(classes), in_shape)
+        method.load_state_dict(state)
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise EowError(
+            f"the weights in {folder} do not fit what they say they are ({str(error).splitlines()[0]}): train it again"
+        ) from None
+    method.to(device).eval()
+    return Run(folder, config, method, classes, in_shape, transform, storage.file_hash(folder / "weights.safetensors"))
+
+
+def predict_files(run: Run, files: list[Path], unknown_rate: float | None = None) -> list[dict[str, Any]]:
+    """One row a sample: file, index in it, label, class name, confidence, unknown."""
+    if unknown_rate is not None and not run.method.extra_outputs:
+        raise EowError(f"{run.config.method.name} has no unknown logit: leave --unknown-rate out, or use a run of eow")
+    rows = []
+    for file in files:
+        inputs = read_inputs(file, run.in_shape)
+        x = run.transform(torch.from_numpy(inputs))
+        with own_randomness(x.device, run.config.seed):
+            said = run.method.predict(x) if unknown_rate is None else run.method.predict(x, unknown_rate)
+        for index, (label, confidence, unknown) in enumerate(
+            zip(said.label.tolist(), said.confidence.tolist(), said.unknown.tolist())
+        ):
+            rows.append({
+                "file": str(file), "index": index, "of": len(inputs), "label": label, "class": run.classes[label],
+                "confidence": confidence, "unknown": unknown,
+            })  # fmt: skip
+    return rows

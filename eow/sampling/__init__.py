@@ -1,0 +1,7 @@
+"""Langevin chains in a network's latent space: energies, the reference sampler, and where chains start."""
+
+from eow.sampling.chains import ReplayBuffer, Starts, parse_starts
+from eow.sampling.energies import ENERGIES, NEGATIVE_LOSSES
+from eow.sampling.langevin import Chain, run_chain, sample
+
+__all__ = ["ENERGIES", "NEGATIVE_LOSSES", "Chain", "ReplayBuffer", "Starts", "parse_starts", "run_chain", "sample"]

@@ -1,0 +1,21 @@
+"""Randomness: one seed makes a run. Every stream is derived from it and from what the stream is for; none is shared, so a resumed
+run needs no generator's state: epoch 7 of rank 1 draws the same numbers whether or not epoch 6 ran in this process."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def derive(*numbers: int) -> int:
+    """A 63-bit seed from several small numbers, such as (run seed, epoch, rank)."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@contextmanager
+def own_randomness(device: torch.device, seed: int) -> Iterator[None]:
+    """Torch's global generators seeded inside and restored outside, for what can only draw from them: initialisation, dropout."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

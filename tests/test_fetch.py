@@ -1,0 +1,272 @@
+"""Fetching against a small web server of our own: whole, resumed, wrong and hostile downloads."""
+
+import gzip
+import hashlib
+import http.server
+import io
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eow.data import fetch as fetching
+from eow.data.catalog import CATALOG, Archive, Entry, File
+from eow.data.fetch import describe, fetch, verify
+from eow.errors import EowError
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `files` and remembers (path, Range header) of each request; `ranges` says whether it honours Range."""
+
+    files: dict[str, bytes]
+    requests: list[tuple[str, str | None]]
+    ranges: bool
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/{name}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        name, wanted = self.path.lstrip("/"), self.headers.get("Range")
+        self.server.requests.append((name, wanted))
+        content = self.server.files.get(name)
+        if content is None:
+            self.send_error(404)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else None
+        if start is not None and start >= len(content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(content)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_response(200 if start is None else 206)
+        if start is not None:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        body = content[start or 0 :]
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Server(("127.0.0.1", 0), Handler)
+    server.files, server.requests, server.ranges = {}, [], True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
+
+
+def add_set(monkeypatch: pytest.MonkeyPatch, files: tuple[File, ...], *archives: Archive) -> None:
+    monkeypatch.setitem(CATALOG, "toy", Entry("a toy", (1, 2, 2), 2, test=files, archives=archives))
+
+
+def add_file(monkeypatch: pytest.MonkeyPatch, server: Server, content: bytes, *urls: str, hash: str = "") -> None:
+    """A set of one plain file, deep/toy.mat, served as /toy.mat."""
+    server.files.setdefault("toy.mat", content)
+    hash = hash or md5(content)
+    urls = urls or (server.url("toy.mat"),)
+    add_set(monkeypatch, (File("deep/toy.mat", hash),), Archive("deep/toy.mat", urls, hash))
+
+
+def below(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+CONTENT = bytes(range(256)) * 4096
+
+
+def test_fresh_fetch(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_file(monkeypatch, server, CONTENT)
+    assert verify("toy", tmp_path) == [("deep/toy.mat", "missing")]
+    assert fetch("toy", tmp_path, progress=False) == tmp_path
+    assert (tmp_path / "deep/toy.mat").read_bytes() == CONTENT
+    assert below(tmp_path) == ["deep/toy.mat"]
+    assert verify("toy", tmp_path) == [("deep/toy.mat", "ok")]
+    fetch("toy", tmp_path, progress=False)
+    assert len(server.requests) == 1  # an intact file is not fetched again
+
+
+def test_resumed_fetch_asks_for_the_rest(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_file(monkeypatch, server, CONTENT)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/toy.mat.part").write_bytes(CONTENT[:1000])
+    fetch("toy", tmp_path, progress=True)
+    assert server.requests == [("toy.mat", "bytes=1000-")]
+    assert (tmp_path / "deep/toy.mat").read_bytes() == CONTENT
+    assert below(tmp_path) == ["deep/toy.mat"]
+
+
+def test_server_that_ignores_ranges(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_file(monkeypatch, server, CONTENT)
+    server.ranges = False
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/toy.mat.part").write_bytes(b"x" * 1000)
+    fetch("toy", tmp_path, progress=False)
+    assert (tmp_path / "deep/toy.mat").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("extra", [0, 7])
+def test_part_as_long_as_the_file_or_longer(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: int
+) -> None:
+    add_file(monkeypatch, server, CONTENT)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/toy.mat.part").write_bytes(CONTENT + b"x" * extra)
+    if extra:
+        with pytest.raises(EowError, match="does not belong"):
+            fetch("toy", tmp_path, progress=False)
+        assert below(tmp_path) == []
+    fetch("toy", tmp_path, progress=False)
+    assert (tmp_path / "deep/toy.mat").read_bytes() == CONTENT
+
+
+def test_wrong_hash_leaves_nothing(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_file(monkeypatch, server, CONTENT, hash=md5(b"something else"))
+    with pytest.raises(EowError, match="toy could not be fetched"):
+        fetch("toy", tmp_path, progress=False)
+    assert below(tmp_path) == []
+
+
+def test_differing_file_is_replaced_and_mirrors_take_turns(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["bad.mat"] = b"not it"
+    add_file(monkeypatch, server, CONTENT, server.url("gone.mat"), server.url("bad.mat"), server.url("toy.mat"))
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/toy.mat").write_bytes(b"old")
+    assert verify("toy", tmp_path) == [("deep/toy.mat", "differs")]
+    fetch("toy", tmp_path, progress=False)
+    assert [name for name, _ in server.requests] == ["gone.mat", "bad.mat", "toy.mat"]
+    assert (tmp_path / "deep/toy.mat").read_bytes() == CONTENT
+
+
+def test_all_mirrors_down_names_each(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_file(monkeypatch, server, CONTENT, server.url("a"), server.url("b"))
+    with pytest.raises(EowError, match=r"/a: 404.*/b: 404"):
+        fetch("toy", tmp_path, progress=False)
+
+
+def tar_of(members: dict[str, bytes], link: str = "") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        if link:
+            info = tarfile.TarInfo("toy/link")
+            info.type, info.linkname = tarfile.SYMTYPE, link
+            archive.addfile(info)
+    return buffer.getvalue()
+
+
+def zip_of(members: dict[str, bytes], link: str = "") -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        if link:
+            info = zipfile.ZipInfo("toy/link")
+            info.external_attr = 0o120777 << 16
+            archive.writestr(info, link)
+    return buffer.getvalue()
+
+
+def add_archive(monkeypatch: pytest.MonkeyPatch, server: Server, name: str, content: bytes) -> None:
+    server.files[name] = content
+    add_set(monkeypatch, (File("toy/data", md5(b"data")),), Archive(name, (server.url(name),), md5(content), "toy"))
+
+
+PACKERS = {"toy.tar.gz": tar_of, "toy.zip": zip_of}
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_archive_is_unpacked(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    add_archive(monkeypatch, server, name, PACKERS[name]({"toy/data": b"data", "toy/deep/more": b"more"}))
+    fetch("toy", tmp_path, progress=False)
+    assert below(tmp_path) == ["toy/data", "toy/deep/more"]
+    (tmp_path / "toy/data").write_bytes(b"spoilt")
+    (tmp_path / "toy/mine").write_bytes(b"the user's own")
+    fetch("toy", tmp_path, progress=False)
+    assert (tmp_path / "toy/data").read_bytes() == b"data"
+    assert (tmp_path / "toy/mine").read_bytes() == b"the user's own"
+
+
+@pytest.mark.parametrize("name", PACKERS)
+@pytest.mark.parametrize("member", ["../escaped", "toy/../../escaped", "/{root}/escaped", "toy\\..\\..\\escaped", ""])
+def test_hostile_archive_is_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, member: str
+) -> None:
+    root = tmp_path / "inner" / "root"
+    members = {"toy/data": b"data"}
+    if member:
+        members[member.replace("/{root}", str(tmp_path))] = b"escaped"
+    add_archive(monkeypatch, server, name, PACKERS[name](members, link="" if member else str(tmp_path)))
+    with pytest.raises(EowError, match="was not unpacked"):
+        fetch("toy", root, progress=False)
+    assert below(tmp_path) == [f"inner/root/{name}"]
+
+
+def test_broken_archive(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_archive(monkeypatch, server, "toy.tar.gz", tar_of({"toy/data": bytes(100_000)})[:-40])
+    with pytest.raises(EowError, match="could not be unpacked"):
+        fetch("toy", tmp_path, progress=False)
+    assert not (tmp_path / "toy").exists()
+
+
+def test_gzip_is_unpacked_over_a_differing_plain_file(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = gzip.compress(CONTENT)
+    server.files["toy-ubyte.gz"] = packed
+    file = File("raw/toy-ubyte", md5(CONTENT), md5(packed))
+    add_set(monkeypatch, (file,), Archive("raw/toy-ubyte.gz", (server.url("toy-ubyte.gz"),), md5(packed)))
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/toy-ubyte").write_bytes(b"old")
+    fetch("toy", tmp_path, progress=False)
+    assert below(tmp_path) == ["raw/toy-ubyte"]
+    assert (tmp_path / "raw/toy-ubyte").read_bytes() == CONTENT
+
+
+def test_sets_without_a_download(tmp_path: Path) -> None:
+    with pytest.raises(EowError, match="notMNIST has no official idx files"):
+        fetch("notmnist", tmp_path)
+    with pytest.raises(EowError, match="no data set named 'imagenet22k'"):
+        fetch("imagenet22k", tmp_path)
+    assert fetch("digits", tmp_path) == tmp_path
+    assert verify("digits", tmp_path) == []
+
+
+def test_describe(tmp_path: Path) -> None:
+    (tmp_path / "test_32x32.mat").write_bytes(b"")
+    rows = {row.name: row for row in describe(tmp_path)}
+    assert rows["svhn"].on_disk == "test only"
+    assert rows["digits"].on_disk == "built in"
+    assert rows["cifar100"][2:] == ("3x32x32", 100, "no")
+
+
+def test_every_archive_of_the_catalog_brings_files() -> None:
+    for name, entry in CATALOG.items():
+        for archive in entry.archives:
+            assert any(fetching._comes_from(file, archive) for file in entry.files), (name, archive.path)
+        brought = [file for file in entry.files if any(fetching._comes_from(file, a) for a in entry.archives)]
+        assert len(brought) == (len(entry.files) if entry.archives else 0), name
