@@ -128,7 +128,7 @@ def evaluate(
 
         opened = runs.load(run)
         for name in on:
-            outlier = load(name, root or None, "test", allow_unofficial=allow_unofficial, shape=opened.in_shape)  # type: ignore[arg-type]
+            outlier = load(name, root or None, "test", allow_unofficial=allow_unofficial, shape=opened.in_shape)
             if outlier.shape != opened.in_shape:
                 raise EowError(
                     f"{name} is of shape {outlier.shape}, but {run} was trained on {opened.in_shape}: choose another"
@@ -153,10 +153,15 @@ def show_metrics(title: str, metrics: dict[str, dict[str, float]]) -> None:
     if others:
         columns = ["unknowns", "AUROC confidence %", "AUROC unknown %", "mean confidence", "mean unknown"]
         cells = [
-            [name, f"{100 * each['auroc_confidence']:.2f}", f"{100 * each['auroc_unknown']:.2f}" if "auroc_unknown" in each else "-",
-             f"{each['confidence']:.4f}", f"{each['unknown']:.4f}"]
+            [
+                name,
+                f"{100 * each['auroc_confidence']:.2f}",
+                f"{100 * each['auroc_unknown']:.2f}" if "auroc_unknown" in each else "-",
+                f"{each['confidence']:.4f}",
+                f"{each['unknown']:.4f}",
+            ]
             for name, each in others.items()
-        ]  # fmt: skip
+        ]
         print_table("", columns, cells)
 
 
@@ -205,13 +210,15 @@ def theory(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("theory.png"),
     lam: Annotated[float, typer.Option(help="λ, the weight of the energy term.")] = 0.1,
 ) -> None:
-    """Draw what exact sampling drives each energy to, for a mixture in one dimension: p(x), the known mass and the unknown."""
+    """Draw what exact sampling drives each energy to, for a mixture in one dimension: p(x), the known mass and the
+    unknown."""
     from eow.console import print_table
     from eow.theory import draw
 
     rows = draw(out, lam=lam)
-    print_table(f"fixed points, λ = {lam}", ["energy", "rank correlation with p", "largest deviation from proportional"],
-                [[row.energy, f"{row.rank_correlation:.4f}", f"{row.deviation:.3f}"] for row in rows])  # fmt: skip
+    columns = ["energy", "rank correlation with p", "largest deviation from proportional"]
+    cells = [[row.energy, f"{row.rank_correlation:.4f}", f"{row.deviation:.3f}"] for row in rows]
+    print_table(f"fixed points, λ = {lam}", columns, cells)
     typer.echo(f"drawn to {out}")
 
 

@@ -1,7 +1,7 @@
 """Every setting of a run: frozen dataclasses, TOML and `section.key=value` in, JSON out.
 
-A run's settings are layered, the later winning: the dataclasses' defaults, the recipe (recipes.py), a TOML file, `--set`.
-An unknown key, a wrong type or a value that is not among the choices is an error that names the key.
+A run's settings are layered, the later winning: the dataclasses' defaults, the recipe (recipes.py), a TOML file,
+`--set`. An unknown key, a wrong type or a value that is not among the choices is an error that names the key.
 """
 
 import dataclasses
@@ -74,7 +74,8 @@ class RunConfig:
 
 
 def convert(value: Any, wanted: Any, key: str) -> Any:
-    """`value` as the annotated type `wanted`, or an error that names the key. Whole floats are not ints, bools are no numbers."""
+    """`value` as the annotated type `wanted`, or an error that names the key. Whole floats are not ints, bools are no
+    numbers."""
     origin, choices = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is Literal:
         if value not in choices:
@@ -116,7 +117,8 @@ def build(cls: type, table: Table, section: str) -> Any:
 
 
 def from_text(text: str) -> Any:
-    """A value as TOML would read it; what TOML cannot read is a plain string, so that quotes are not needed in a shell."""
+    """A value as TOML would read it; what TOML cannot read is a plain string, so that quotes are not needed in a
+    shell."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

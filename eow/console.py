@@ -1,12 +1,14 @@
 """What a person sees in the terminal: one console, one progress bar, one way to print a table."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-console = Console()
+console = Console(highlight=False, soft_wrap=True)
 
 
 def training_bar(show: bool = True) -> Progress:
@@ -23,12 +25,24 @@ def training_bar(show: bool = True) -> Progress:
     )
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """A table whose first column is text and whose others are numbers. A pipe gets it whole, however wide it is."""
-    table = Table(title=title, title_justify="left", title_style="bold", caption=note or None, caption_justify="left")
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "") -> None:
+    """Columns of numbers stand to the right, of words to the left. A pipe gets the table whole, however wide it is."""
+    table = Table(
+        title=title or None, title_justify="left", title_style="bold", caption=note or None, caption_justify="left"
+    )
+    cells = [[str(cell) for cell in row] for row in rows]
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
-    for row in rows:
-        table.add_row(*row)
+        numbers = all(is_number(row[index]) for row in cells)
+        table.add_column(column, justify="right" if numbers else "left", no_wrap=index == 0)
+    for row in cells:
+        table.add_row(*map(Text, row))  # Text, because a cell may hold brackets that are not meant as markup
     target = console if console.is_terminal else Console(width=200, file=console.file)
     target.print(table)
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", ""))
+    except ValueError:
+        return text in ("-", "")
+    return True

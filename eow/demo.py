@@ -1,5 +1,6 @@
 """The demo: digits with 8 and 9 never seen in training, vanilla beside EOW-Softmax, in one table."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False) -> dict[str, dic
     )
     figures = {}
     for method in ("vanilla", "eow"):
+        if not resume and (folder / method / "config.json").exists():
+            shutil.rmtree(folder / method)  # an old demo, which this one replaces
         wishes = {
             "data": {"name": "digits", "unknown_classes": UNKNOWN_CLASSES},
             "method": {"name": method},
@@ -33,7 +36,7 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False) -> dict[str, dic
         note="accuracy, ECE and AUROC in %. AUROC: confidence on known test digits against 8s and 9s.\n"
         f"unknown: its mean on each. ρ: the share of unknowns to expect, {RATE} instead of λ/(1+λ).",
     )
-    console.print(f"everything is in {folder}/", highlight=False)
+    console.print(f"everything is in {folder}/")
     return figures
 
 
@@ -50,10 +53,9 @@ def row(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def cells(figures: dict[str, Any]) -> list[str]:
-    def show(key: str, pattern: str, scale: float = 1.0) -> str:
-        return "-" if figures[key] is None else pattern.format(scale * figures[key])
-
-    return [
-        show("accuracy", "{:.1f}", 100), show("ece", "{:.2f}", 100), show("ece_at_rate", "{:.2f}", 100), show("nll", "{:.3f}"),
-        show("auroc", "{:.1f}", 100), show("unknown_known", "{:.3f}"), show("unknown_unseen", "{:.3f}"), show("seconds", "{:.1f}"),
-    ]  # fmt: skip
+    patterns = {
+        "accuracy": "{:.1%}", "ece": "{:.2%}", "ece_at_rate": "{:.2%}", "nll": "{:.3f}", "auroc": "{:.1%}",
+        "unknown_known": "{:.3f}", "unknown_unseen": "{:.3f}", "seconds": "{:.1f}",
+    }  # fmt: skip
+    shown = {key: "-" if figures[key] is None else pattern.format(figures[key]) for key, pattern in patterns.items()}
+    return [text.rstrip("%") for text in shown.values()]

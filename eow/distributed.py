@@ -1,4 +1,5 @@
-"""Several processes, one training: torch.distributed as torchrun starts it, or as `eow train --devices N` has it started."""
+"""Several processes, one training: torch.distributed as torchrun starts it, or as `eow train --devices N` has it
+started."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""Figures from predictions on disk: calibration on known classes, and how unknowns are told apart. No network is run here."""
+"""Figures from predictions on disk: calibration on known classes, and how unknowns are told apart. No network is run
+here."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ def open_world(known: Predictions, outliers: Predictions) -> dict[str, float]:
 
 
 def evaluate(folder: Path, unknown_rate: float | None = None) -> dict[str, Any]:
-    """All figures of a run, from the predictions in its folder: {"test": {...}, "unknown": {...}, outlier set: {...}}."""
+    """All figures of a run, from the predictions in its folder: {"test": {...}, "unknown": {...}, outlier set:
+    {...}}."""
     files = sorted((folder / "predictions").glob("*.safetensors"))
     predictions = {file.stem: read(file) for file in files}
     if KNOWN not in predictions:

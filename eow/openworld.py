@@ -1,4 +1,5 @@
-"""The arithmetic of the K+1 softmax on arrays, without torch: what is done with stored logits after the network has spoken."""
+"""The arithmetic of the K+1 softmax on arrays, without torch: what is done with stored logits after the network has
+spoken."""
 
 import math
 
@@ -10,8 +11,8 @@ from eow.errors import EowError
 def prior_shift(unknown_rate: float, lam: float) -> float:
     """What to add to the unknown logit so that predictions expect a share `unknown_rate` of unknowns.
 
-    Training with weight λ on the negatives makes λ the prior odds of "unknown"; adding log(ρ/(1-ρ)) - log λ replaces them by
-    ρ : 1-ρ. A rate of 0 gives minus infinity: the K classes renormalised.
+    Training with weight λ on the negatives makes λ the prior odds of "unknown"; adding log(ρ/(1-ρ)) - log λ replaces
+    them by ρ : 1-ρ. A rate of 0 gives minus infinity: the K classes renormalised.
     """
     if not 0 <= unknown_rate < 1:
         raise EowError(f"an unknown rate of {unknown_rate} is no share: give a number from 0 to below 1")

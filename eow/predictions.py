@@ -1,7 +1,9 @@
-"""What a model said about a data set, on disk: the border between networks and numbers. Right of here everything is numpy.
+"""What a model said about a data set, on disk: the border between networks and numbers. Right of here everything is
+numpy.
 
-A file holds logits (where the method has any), probs, unknown, label, confidence and the true labels; floats are float32. Its header says
-where they come from. It is used again only if weights, data and transform are the same by content, never by its name alone.
+A file holds logits (where the method has any), probs, unknown, label, confidence and the true labels; floats are
+float32. Its header says where they come from. It is used again only if weights, data and transform are the same by
+content, never by its name alone.
 """
 
 import hashlib
@@ -40,7 +42,8 @@ class Predictions:
         return self.logits is not None and self.logits.shape[1] == self.probs.shape[1] + 1
 
     def at_unknown_rate(self, rate: float) -> "Predictions":
-        """The same predictions for an expected share `rate` of unknowns: the unknown logit is shifted, nothing is run again."""
+        """The same predictions for an expected share `rate` of unknowns: the unknown logit is shifted, nothing is run
+        again."""
         if self.logits is None or not self.open_world:
             raise EowError(f"{self.manifest['method']} has no unknown logit: an unknown rate can be set for eow only")
         probs, unknown = shifted_probabilities(self.logits, prior_shift(rate, self.manifest["lam"]))

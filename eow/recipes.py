@@ -2,10 +2,11 @@
 
     modern    (default) trains well in minutes: OneCycle, a late energy term, chains from noise and from mixed features
     paper     section 4.1 of the paper as printed; where it is silent: cut after stage 3, buffer chains, from epoch 0
-    release   the authors' code, which differs from the paper in nearly everything (another net, Adam, late start, input noise,
-              train-mode negatives, a last epoch on the 10 % of the training set that was held out)
+    release   the authors' code, which differs from the paper in nearly everything (another net, Adam, late start,
+              input noise, train-mode negatives, a last epoch on the 10 % of the training set that was held out)
 
-A recipe is a function of the model's and the method's name, because a learning rate is; it returns a table for config.merge.
+A recipe is a function of the model's and the method's name, because a learning rate is; it returns a table for
+config.merge.
 """
 
 from collections.abc import Callable
@@ -47,8 +48,8 @@ def modern(model: str, method: str) -> Table:
 
 def paper(model: str, method: str) -> Table:
     train = {
-        "epochs": 200, "batch": 64, "optimizer": "sgd", "lr": 1e-4, "momentum": 0.9, "nesterov": False, "weight_decay": 5e-4,
-        "schedule": "step", "milestones": [100, 150], "gamma": 0.1, "precision": "fp32",
+        "epochs": 200, "batch": 64, "optimizer": "sgd", "lr": 1e-4, "momentum": 0.9, "nesterov": False,
+        "weight_decay": 5e-4, "schedule": "step", "milestones": [100, 150], "gamma": 0.1, "precision": "fp32",
     }  # fmt: skip
     table: Table = {"train": train, "model": {"cut": "penultimate" if model == "mlp" else "stage3"}}
     if model == "mlp":
@@ -75,7 +76,8 @@ RECIPES: dict[str, Callable[[str, str], Table]] = {"modern": modern, "paper": pa
 
 
 def default_model(data: str) -> str:
-    """The paper's network for the set; for a user's own, one that fits its kind: an npz file may hold images or features."""
+    """The paper's network for the set; for a user's own, one that fits its kind: an npz file may hold images or
+    features."""
     kind, _, rest = data.partition(":")
     if kind in ("npz", "csv", "noise"):
         return "mlp"

@@ -2,8 +2,8 @@
 
     config.json  environment.json  log.jsonl  weights.safetensors  predictions/*.safetensors  summary.json
 
-`train` makes one, or goes on with one that was stopped; `load` opens a finished one. While it trains, checkpoint.safetensors holds the
-last good state; summary.json is written last and says that the run is complete.
+`train` makes one, or goes on with one that was stopped; `load` opens a finished one. While it trains,
+checkpoint.safetensors holds the last good state; summary.json is written last and says that the run is complete.
 """
 
 import os
@@ -32,6 +32,7 @@ from eow.distributed import Place, process_group
 from eow.errors import EowError
 from eow.evaluate import KNOWN, evaluate
 from eow.methods import Method, method_named
+from eow.models import SplitModel
 from eow.models import build as build_model
 from eow.seeds import own_randomness
 from eow.training import Training
@@ -70,7 +71,6 @@ def load_sets(config: RunConfig) -> Data:
     root, allow = wanted.root or None, wanted.allow_unofficial
     train = load_data(wanted.name, root, "train", allow_unofficial=allow)
     test = load_data(wanted.name, root, "test", allow_unofficial=allow)
-    mean_std = statistics(train)
     outliers: dict[str, Dataset] = {}
     if wanted.unknown_classes:
         train, _ = known_unknown(train, wanted.unknown_classes)
@@ -85,7 +85,7 @@ def load_sets(config: RunConfig) -> Data:
                 f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {test.shape}: choose others"
             )
         outliers[name] = outlier
-    return Data(train, holdout, test, outliers, Transform(*mean_std))
+    return Data(train, holdout, test, outliers, Transform(*statistics(train)))
 
 
 def make_method(config: RunConfig, classes: int, in_shape: tuple[int, ...]) -> Method:
@@ -94,9 +94,13 @@ def make_method(config: RunConfig, classes: int, in_shape: tuple[int, ...]) -> M
     options = {key: value for key, value in asdict(wanted).items() if key != "name"}
     if wanted.name != "mlp":
         options["hidden"] = wanted.hidden or None
-    with own_randomness(torch.device("cpu"), config.seed):
-        model = build_model(wanted.name, classes + kind.extra_outputs, in_shape, **options)
-        return kind(model, config.method, classes, in_shape, config.seed)
+
+    def make_model(seed: int) -> SplitModel:
+        with own_randomness(torch.device("cpu"), seed):
+            return build_model(wanted.name, classes + kind.extra_outputs, in_shape, **options)
+
+    with own_randomness(torch.device("cpu"), config.seed):  # for what a method initialises beside the model
+        return kind.create(make_model, config.method, classes, in_shape, config.seed)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -111,8 +115,8 @@ def environment(device: torch.device) -> dict[str, Any]:
         commit = None
     return {
         "eow": eow.__version__, "commit": commit, "python": platform.python_version(), "torch": torch.__version__,
-        "numpy": np.__version__, "system": f"{platform.system()} {platform.machine()}", "device": f"{device.type} ({name})",
-        "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+        "numpy": np.__version__, "system": f"{platform.system()} {platform.machine()}",
+        "device": f"{device.type} ({name})", "cores": os.cpu_count(), "threads": torch.get_num_threads(),
     }  # fmt: skip
 
 
@@ -148,7 +152,8 @@ def open_folder(folder: Path, config: RunConfig, resume: bool) -> Iterator[bool]
 
 
 def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progress: bool = True) -> dict[str, Any]:
-    """Train as `config` says into `folder` and return the summary. With `resume`, go on where the folder's run stopped."""
+    """Train as `config` says into `folder` and return the summary. With `resume`, go on where the folder's run
+    stopped."""
     folder = Path(folder)
     with process_group(config.train.device) as place:
         data = load_sets(config)  # everything that can be wrong is found out before the folder is touched
@@ -173,13 +178,17 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
 def optimise(method: Method, data: Data, config: RunConfig, folder: Path, place: Place, progress: bool) -> None:
     """All epochs, from the last checkpoint on, with log and checkpoints."""
     wanted = config.data
-    common = {"seed": config.seed, "resident": wanted.resident, "rank": place.rank, "world": place.world}
     usual = CATALOG[wanted.name].augmentation if wanted.name in CATALOG else "none"
     augment = usual if wanted.augment == "auto" else wanted.augment
-    batches = Batches(data.train, config.train.batch, data.transform, place.device, augment=augment, **common)
-    holdout = None
-    if data.holdout is not None and config.train.holdout_epochs:
-        holdout = Batches(data.holdout, config.train.batch, data.transform, place.device, augment=augment, **common)
+
+    def batches_of(dataset: Dataset) -> Batches:
+        return Batches(
+            dataset, config.train.batch, data.transform, place.device,
+            seed=config.seed, augment=augment, resident=wanted.resident, rank=place.rank, world=place.world,
+        )  # fmt: skip
+
+    batches = batches_of(data.train)
+    holdout = batches_of(data.holdout) if data.holdout is not None and config.train.holdout_epochs else None
     training = Training(method, batches, config.train, place, config.seed, holdout=holdout, bar=training_bar(progress))
     log, last = storage.Log(folder / "log.jsonl"), -1
     if (folder / "checkpoint.safetensors").exists():
@@ -194,7 +203,7 @@ def optimise(method: Method, data: Data, config: RunConfig, folder: Path, place:
             if progress and not console.is_terminal and (epoch + 1) % -(-total // 5) == 0:
                 terms = "  ".join(f"{key} {line[key]:.4g}" for key in ("ce", "energy") if key in line)
                 console.print(
-                    f"{config.method.name}: epoch {epoch + 1}/{total}  {terms}  {line['images_per_second']:,.0f} images/s"
+                    f"{config.method.name}: epoch {epoch + 1}/{total}  {terms}  {line['images_per_second']:,.0f} img/s"
                 )
         if (epoch + 1) % config.train.checkpoint_every == 0 or epoch == total - 1:
             save(training, folder, place, epoch)
@@ -235,12 +244,12 @@ def rank_file(folder: Path, rank: int, epoch: int) -> Path:
 
 def complete_run(method: Method, data: Data, config: RunConfig, folder: Path, place: Place) -> dict[str, Any]:
     """After the last epoch: the post-hoc part, weights, predictions, figures, and the summary that ends the run."""
-    if method.needs_holdout:
-        method.finish(Batches(data.holdout, 1000, data.transform, place.device) if data.holdout else None)
     method.eval()
+    train, holdout = (each and Batches(each, 1000, data.transform, place.device) for each in (data.train, data.holdout))
+    method.finish(train, holdout)
     card = {
-        "config": configs.to_table(replace(config, data=replace(config.data, root=""))), "classes": list(data.train.classes), "in_shape": list(data.train.shape),
-        "transform": asdict(data.transform),
+        "config": configs.to_table(replace(config, data=replace(config.data, root=""))),  # no path of this machine
+        "classes": list(data.train.classes), "in_shape": list(data.train.shape), "transform": asdict(data.transform),
     }  # fmt: skip
     storage.write_tensors(folder / "weights.safetensors", method.state_dict(), card)
     run = Run(
@@ -256,10 +265,12 @@ def complete_run(method: Method, data: Data, config: RunConfig, folder: Path, pl
         predict_set(run, name, dataset)
     log = storage.Log(folder / "log.jsonl").read()
     sets = {"train": data.train, "holdout": data.holdout, KNOWN: data.test, **data.outliers}
+    made_with = storage.read_json(folder / "environment.json")
     summary = {
-        "method": config.method.name, "data": config.data.name, "model": config.model.name, "recipe": config.recipe, "seed": config.seed,
+        "method": config.method.name, "data": config.data.name, "model": config.model.name, "recipe": config.recipe,
+        "seed": config.seed,
         "metrics": evaluate(folder), "train_seconds": sum(line["seconds"] for line in log), "weights": run.weights_hash,
-        "versions": {key: value for key, value in environment(place.device).items() if key in ("eow", "commit", "python", "torch", "numpy")},
+        "versions": {key: made_with[key] for key in ("eow", "commit", "python", "torch", "numpy")},
         "sets": {
             name: {"samples": len(each), "classes": len(each.classes), "hash": each.hash, "official": each.official}
             for name, each in sets.items() if each is not None
@@ -282,7 +293,8 @@ def predict_set(run: Run, name: str, dataset: Dataset) -> predictions.Prediction
     device = next(run.method.parameters()).device
     arrays = predictions.compute(run.method, dataset, run.transform, device, run.config.seed)
     manifest = {
-        "key": key, "method": run.config.method.name, "lam": getattr(run.config.method, "lam", None), "seed": run.config.seed,
+        "key": key, "method": run.config.method.name, "lam": getattr(run.config.method, "lam", None),
+        "seed": run.config.seed,
         "data": dataset.name, "split": dataset.split, "data_hash": dataset.hash, "official": dataset.official,
         "weights": run.weights_hash, "classes": list(run.classes), "config": configs.to_table(run.config),
         "versions": {"eow": eow.__version__, "torch": torch.__version__},
@@ -313,14 +325,12 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
 
 def predict_files(run: Run, files: list[Path], unknown_rate: float | None = None) -> list[dict[str, Any]]:
     """One row a sample: file, index in it, label, class name, confidence, unknown."""
-    if unknown_rate is not None and not run.method.extra_outputs:
-        raise EowError(f"{run.config.method.name} has no unknown logit: leave --unknown-rate out, or use a run of eow")
     rows = []
     for file in files:
         inputs = read_inputs(file, run.in_shape)
         x = run.transform(torch.from_numpy(inputs))
         with own_randomness(x.device, run.config.seed):
-            said = run.method.predict(x) if unknown_rate is None else run.method.predict(x, unknown_rate)
+            said = run.method.predict(x, unknown_rate)
         for index, (label, confidence, unknown) in enumerate(
             zip(said.label.tolist(), said.confidence.tolist(), said.unknown.tolist())
         ):

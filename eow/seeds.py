@@ -1,5 +1,6 @@
-"""Randomness: one seed makes a run. Every stream is derived from it and from what the stream is for; none is shared, so a resumed
-run needs no generator's state: epoch 7 of rank 1 draws the same numbers whether or not epoch 6 ran in this process."""
+"""Randomness: one seed makes a run. Every stream is derived from it and from what the stream is for; none is shared,
+so a resumed run needs no generator's state: epoch 7 of rank 1 draws the same numbers whether or not epoch 6 ran in
+this process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ def derive(*numbers: int) -> int:
 
 @contextmanager
 def own_randomness(device: torch.device, seed: int) -> Iterator[None]:
-    """Torch's global generators seeded inside and restored outside, for what can only draw from them: initialisation, dropout."""
+    """Torch's global generators seeded inside and restored outside, for what can only draw from them: initialisation,
+    dropout."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

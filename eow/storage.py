@@ -1,4 +1,5 @@
-"""Files of a run: written whole or not at all, in formats that cannot run code, behind a lock that a dead process does not hold."""
+"""Files of a run: written whole or not at all, in formats that cannot run code, behind a lock that a dead process does
+not hold."""
 
 import fcntl
 import hashlib
@@ -15,7 +16,8 @@ from eow.errors import EowError
 
 
 def atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """`write` fills a temporary sibling, which then takes the place of `path`: a reader sees the old file or the new one."""
+    """`write` fills a temporary sibling, which then takes the place of `path`: a reader sees the old file or the new
+    one."""
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -55,7 +57,8 @@ def read_json(path: Path) -> Any:
 
 
 def write_tensors(path: Path, tensors: dict[str, Any], header: dict[str, Any]) -> None:
-    """A safetensors file of torch tensors, with `header` as JSON in its metadata: one file, so one rename makes both current."""
+    """A safetensors file of torch tensors, with `header` as JSON in its metadata: one file, so one rename makes both
+    current."""
     from safetensors.torch import save
 
     data = save(
@@ -122,7 +125,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 class Log:
-    """log.jsonl: one JSON object a line, appended; a line that a kill cut short is dropped when the log is opened again."""
+    """log.jsonl: one JSON object a line, appended; a line that a kill cut short is dropped when the log is opened
+    again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -4,7 +4,8 @@
     for line in training.epochs(first):      # one dict for the log after every epoch
         ...training.state()                  # everything that a checkpoint must hold
 
-All randomness of epoch e on rank r comes from (seed, e, r), and the learning rate from the step's number, so the state is tensors only.
+All randomness of epoch e on rank r comes from (seed, e, r), and the learning rate from the step's number, so the state
+is tensors only.
 """
 
 import math
@@ -37,8 +38,9 @@ class EpochSource(Protocol):
 
 
 def learning_rate(step: int, total: int, steps_per_epoch: int, settings: TrainConfig) -> float:
-    """The rate at a step. `onecycle`: from lr/25 up to lr in the first 30 % of the steps and down to lr/250,000 at the end, along
-    cosines (torch's OneCycleLR, momentum left alone). `step`: times gamma at every milestone. The last two warm up linearly."""
+    """The rate at a step. `onecycle`: from lr/25 up to lr in the first 30 % of the steps and down to lr/250,000 at the
+    end, along cosines (torch's OneCycleLR, momentum left alone). `step`: times gamma at every milestone. The last two
+    warm up linearly."""
     if settings.schedule == "onecycle":
         low, peak, end = settings.lr / 25, settings.lr, settings.lr / 25e4
         top = 0.3 * total - 1
@@ -213,7 +215,8 @@ class LoaderBatches:
                 raise EowError(f"labels are {y.dtype} of shape {tuple(y.shape)}: pass one whole number a sample")
             if not y.is_cuda and (y.min() < 0 or y.max() >= self.classes):
                 raise EowError(
-                    f"labels run from {int(y.min())} to {int(y.max())}, but the model has the classes 0 to {self.classes - 1}"
+                    f"labels run from {int(y.min())} to {int(y.max())}, "
+                    f"but the model has the classes 0 to {self.classes - 1}"
                 )
             yield x.to(self.device), y.to(self.device, torch.long)
 
@@ -235,8 +238,9 @@ def fit(
 ) -> Method:
     """Train a SplitModel in place and return it as a method, whose `predict(x)` gives label, confidence and unknown.
 
-    `data` is a loader of (inputs, labels) batches or a pair (X, y) of arrays, as the network wants them. `options` are the method's
-    settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than classes for `eow`.
+    `data` is a loader of (inputs, labels) batches or a pair (X, y) of arrays, as the network wants them. `options` are
+    the method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than
+    classes for `eow`.
     """
     kind = method_named(method)
     place = Place(pick_device(device))
@@ -248,7 +252,7 @@ def fit(
     chosen = build(kind.Options, options, "method")
     classes = model.head.out_features - kind.extra_outputs
     if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple | list):
-        data = array_loader(*data, batch=batch)
+        data = array_loader(data[0], data[1], batch)
     batches = LoaderBatches(data, classes, place.device)
     first = next(iter(batches.epoch(0)))[0]
     if not bool(torch.isfinite(first).all()):

@@ -40,7 +40,7 @@ def load(
     split: str = "train",
     *,
     allow_unofficial: bool = False,
-    shape: tuple[int, int, int] | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> Dataset:
     """The named set: one of the catalog, folder:PATH, npz:PATH, csv:PATH, noise[:CxHxW] or permuted:NAME.
 
@@ -62,11 +62,11 @@ def load(
     return READERS[name](name, data_root(root), split, entry, allow_unofficial)
 
 
-def _noise(name: str, split: str, shape: tuple[int, int, int] | None) -> Dataset:
+def _noise(name: str, split: str, shape: tuple[int, ...] | None) -> Dataset:
     """Uniform noise of one class; train and test are different draws, each always the same."""
     spelled = re.fullmatch(r"noise:(\d+)x(\d+)x(\d+)", name)
     if spelled:
-        shape = tuple(int(number) for number in spelled.groups())  # type: ignore[assignment]
+        shape = tuple(int(number) for number in spelled.groups())
     elif name != "noise":
         raise EowError(f"{name!r} is not a noise set: spell it noise:CxHxW, for example noise:3x32x32")
     if shape is None or len(shape) != 3 or min(shape) < 1:

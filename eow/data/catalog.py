@@ -1,8 +1,7 @@
-"""What each named data set is: its files with their official hashes, where they come from, its classes and statistics.
+"""What each named data set is: its files with their official hashes, where they come from, and its classes.
 
-A plain table. The md5 sums are those the sets' own distributions and torchvision publish. Means and deviations are per
-channel, of the training images scaled to 0..1: measured by us for digits, MNIST and CIFAR-100, the usual published
-figures for the others.
+A plain table. The md5 sums are those the sets' own distributions and torchvision publish. Means and deviations for
+normalising are not kept here: `statistics` measures them on what a run really trains on.
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ class Entry:
     train: tuple[File, ...] = ()
     test: tuple[File, ...] = ()
     archives: tuple[Archive, ...] = ()
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
     augmentation: str = "none"
     model: str = "mlp"
     near: tuple[str, ...] = ()
@@ -71,8 +68,6 @@ def _idx_entry(
     folder: str,
     mirrors: tuple[str, ...],
     hashes: tuple[tuple[str, str], ...],
-    mean: float,
-    std: float,
     far: tuple[str, ...],
 ) -> Entry:
     """A set laid out like MNIST: four idx files, whose (plain, gz) hashes come in the order of IDX_NAMES."""
@@ -81,9 +76,7 @@ def _idx_entry(
         Archive(f"{folder}/raw/{name}.gz", tuple(f"{mirror}{name}.gz" for mirror in mirrors), gz)
         for name, (_, gz) in zip(IDX_NAMES, hashes)
     )
-    return Entry(
-        about, (1, 28, 28), len(classes), classes, files[:2], files[2:], archives, mean=(mean,), std=(std,), far=far
-    )
+    return Entry(about, (1, 28, 28), len(classes), classes, files[:2], files[2:], archives, far=far)
 
 
 _CIFAR10_META = File("cifar-10-batches-py/batches.meta", "5ff9c542aee3614f3951f8cda6e48888")
@@ -103,8 +96,6 @@ CATALOG: dict[str, Entry] = {
         shape=(1, 8, 8),
         class_count=10,
         classes=TEN_DIGITS,
-        mean=(0.3059,),
-        std=(0.3760,),
         far=("noise", "permuted:digits"),
     ),
     "mnist": _idx_entry(
@@ -122,8 +113,6 @@ CATALOG: dict[str, Entry] = {
             ("2646ac647ad5339dbf082846283269ea", "9fb629c4189551a2d022fa330f9573f3"),
             ("27ae3e4e09519cfbb04c329615203637", "ec29112dd5afa0611ce80d1b7f02629c"),
         ),
-        mean=0.1307,
-        std=0.3081,
         far=("fashion_mnist", "notmnist", "noise", "permuted:mnist"),
     ),
     "fashion_mnist": _idx_entry(
@@ -140,8 +129,6 @@ CATALOG: dict[str, Entry] = {
             ("8181f5470baa50b63fa0f6fddb340f0a", "bef4ecab320f06d8554ea6380940ec79"),
             ("15d484375f8d13e6eb1aabb0c3f46965", "bb300cfdad3c16e7a12a480ee83cd310"),
         ),
-        mean=0.2860,
-        std=0.3530,
         far=("mnist", "notmnist", "noise", "permuted:fashion_mnist"),
     ),
     "cifar10": Entry(
@@ -161,8 +148,6 @@ CATALOG: dict[str, Entry] = {
                 "cifar-10-batches-py",
             ),
         ),
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
         augmentation="crop_flip",
         model="vgg11",
         near=("cifar100",),
@@ -182,8 +167,6 @@ CATALOG: dict[str, Entry] = {
                 "cifar-100-python",
             ),
         ),
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
         augmentation="crop_flip",
         model="resnet50",
         near=("cifar10",),
@@ -208,8 +191,6 @@ CATALOG: dict[str, Entry] = {
                 "eb5a983be6a315427106f1b164d9cef3",
             ),
         ),
-        mean=(0.4377, 0.4438, 0.4728),
-        std=(0.1980, 0.2010, 0.1970),
         augmentation="crop",
         model="resnet18",
         far=("cifar10", "cifar100", "noise", "permuted:svhn"),
@@ -228,8 +209,6 @@ CATALOG: dict[str, Entry] = {
                 "tiny-imagenet-200",
             ),
         ),
-        mean=(0.4802, 0.4481, 0.3975),
-        std=(0.2770, 0.2691, 0.2821),
         augmentation="crop_flip",
         model="resnet50",
         far=("noise", "permuted:tiny_imagenet"),

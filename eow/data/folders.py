@@ -142,7 +142,7 @@ def read_tiny_imagenet(name: str, root: Path, split: str, entry: Entry, allow_un
     return Dataset(name, split, inputs, np.array([label for _, label in pairs], np.int64), classes)
 
 
-_FETCH_TINY = "fetch it with `eow data fetch tiny_imagenet`, or say with --data or EOW_DATA where it is"
+_FETCH_TINY = "fetch it with `eow data fetch tiny_imagenet`, or set EOW_DATA to the folder that has it"
 
 
 def _lines(path: Path) -> list[str]:

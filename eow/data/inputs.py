@@ -28,7 +28,7 @@ def from_image(path: Path, shape: tuple[int, ...]) -> np.ndarray:
                 raise EowError(
                     f"{path} is {image.width}x{image.height}, but this model takes {width}x{height}: resize it first"
                 )
-            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), np.uint8)
+            pixels = np.array(image.convert("L" if channels == 1 else "RGB"), np.uint8)
     except EowError:
         raise
     except Exception as error:  # Pillow's decoders raise whatever a broken file makes them raise
@@ -53,10 +53,8 @@ def from_array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     if array.shape == shape:
         array = array[None]
     if array.shape[1:] != shape or not len(array):
-        expected = "x".join(map(str, shape))
-        raise EowError(
-            f"{path} is of shape {array.shape}, but this model takes (N, {', '.join(map(str, shape))}): reshape it to {expected} a sample"
-        )
+        wanted = f"(N, {', '.join(map(str, shape))})"
+        raise EowError(f"{path} is of shape {array.shape}, but this model takes {wanted}: reshape it, one sample a row")
     if array.dtype == np.uint8 and len(shape) == 3:
         return array
     array = array.astype(np.float32)

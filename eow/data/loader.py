@@ -1,7 +1,9 @@
-"""Batches on the device: the data set lies there as uint8, and shuffling, cropping, flipping and normalising happen there.
+"""Batches on the device: the data set lies there as uint8, and shuffling, cropping, flipping and normalising happen
+there.
 
-An epoch's randomness comes from (seed, epoch) alone, so a resumed run needs no state from here; every rank of a distributed run draws
-the same permutation and the same augmentation for the whole batch and takes its own rows, so N ranks see what one would.
+An epoch's randomness comes from (seed, epoch) alone, so a resumed run needs no state from here; every rank of a
+distributed run draws the same permutation and the same augmentation for the whole batch and takes its own rows, so N
+ranks see what one would.
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,8 @@ from eow.seeds import derive
 
 @dataclass(frozen=True)
 class Transform:
-    """What is done to raw inputs before the network: scale bytes to 0..1, subtract the mean, divide by the deviation."""
+    """What is done to raw inputs before the network: scale bytes to 0..1, subtract the mean, divide by the
+    deviation."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -32,7 +35,8 @@ class Transform:
 
 
 def crop_and_flip(x: Tensor, rows: Tensor, columns: Tensor, flips: Tensor | None, margin: int) -> Tensor:
-    """Each image padded by `margin` zeros, then the window whose corner is (rows, columns), mirrored where flips says so."""
+    """Each image padded by `margin` zeros, then the window whose corner is (rows, columns), mirrored where flips says
+    so."""
     count, channels, height, width = x.shape
     padded = pad(x, (margin, margin, margin, margin))
     down = rows[:, None] + torch.arange(height, device=x.device)
@@ -62,7 +66,7 @@ class Batches:
     ) -> None:
         if augment != "none" and dataset.inputs.ndim != 4:
             raise EowError(
-                f"data.augment={augment!r} moves pixels, but {dataset.name} has features, no images: set data.augment=none"
+                f"data.augment={augment!r} moves pixels, but {dataset.name} has features: set data.augment=none"
             )
         self.batch = min(batch, len(dataset) // world * world)
         if self.batch < world or self.batch % world:
@@ -95,7 +99,8 @@ class Batches:
             yield self.transform(x), y
 
     def window(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, int] | None:
-        """Where each image of the whole batch is cropped (padding an eighth of its side, 4 of 32) and whether it is mirrored."""
+        """Where each image of the whole batch is cropped (padding an eighth of its side, 4 of 32) and whether it is
+        mirrored."""
         if self.augment == "none":
             return None
         margin = self.dataset.inputs.shape[-1] // 8

@@ -40,8 +40,7 @@ def _checked_bytes(name: str, file: File, root: Path, allow_unofficial: bool) ->
     path = located(file, root)
     if path is None:
         how = (
-            CATALOG[name].by_hand
-            or f"fetch it with `eow data fetch {name}`, or say with --data or EOW_DATA where it is"
+            CATALOG[name].by_hand or f"fetch it with `eow data fetch {name}`, or set EOW_DATA to the folder that has it"
         )
         raise EowError(f"{name}: {root / file.path} is missing: {how}")
     try:

@@ -1,5 +1,7 @@
-"""What every method is: an nn.Module around a SplitModel that gives loss terms in training and a Prediction afterwards."""
+"""What every method is: an nn.Module around a SplitModel that gives loss terms in training and a Prediction
+afterwards."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -7,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
-from eow.models import SplitModel
+from eow.models import SplitModel, frozen_statistics
+from eow.openworld import prior_shift
 
 
 class Prediction(NamedTuple):
@@ -31,11 +34,16 @@ class NoOptions:
 
 
 class Method(nn.Module):
-    """Base of all methods. `forward(x, y)` returns loss terms whose sum is minimised, so that DDP can wrap the whole."""
+    """Base of all methods. `forward(x, y)` returns loss terms whose sum is minimised, so that DDP can wrap the
+    whole."""
 
     Options: ClassVar[type] = NoOptions
     summary: ClassVar[str] = ""  # a line for `eow methods`
     needs_holdout: ClassVar[bool] = False  # `finish` wants a part of the training set that training has not seen
+    post_hoc: ClassVar[bool] = (
+        False  # nothing but `finish` differs from vanilla: a vanilla run's weights can be taken over
+    )
+    costlier: ClassVar[str] = ""  # how a prediction costs more than one forward pass, for `eow methods`
     extra_outputs: ClassVar[int] = 0  # logits beyond the K classes
 
     def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
@@ -53,6 +61,13 @@ class Method(nn.Module):
         )
         self.stream = torch.Generator()  # the method's own random numbers; the loop seeds it before every epoch
 
+    @classmethod
+    def create(
+        cls, make_model: Callable[[int], SplitModel], options: Any, classes: int, in_shape: tuple[int, ...], seed: int
+    ) -> "Method":
+        """The method around a new model; `make_model(seed)` gives one with the right number of outputs."""
+        return cls(make_model(seed), options, classes, in_shape, seed)
+
     def prepare(self, device: torch.device) -> None:
         """Called once, when the module is on its device and before the first epoch (or a checkpoint's state) comes."""
         self.stream = torch.Generator(device)
@@ -63,14 +78,30 @@ class Method(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 
-    def finish(self, holdout: Any) -> None:
-        """A post-hoc part, fitted on held-out training data after the last epoch."""
+    def finish(self, train: Any, holdout: Any) -> None:
+        """A post-hoc part after the last epoch. Both are data.loader.Batches, `holdout` the part of the training set that
+        training has not seen, or None where the run has none; no method is ever given test data."""
 
-    def predict(self, x: Tensor) -> Prediction:
+    def answer(self, x: Tensor) -> Prediction:
+        """The method's prediction; `predict` calls it in evaluation mode and without gradients."""
         raise NotImplementedError
 
+    def predict(self, x: Tensor, unknown_rate: float | None = None) -> Prediction:
+        """What the method says about inputs as the network wants them, for an expected share of unknowns where one is
+        given."""
+        with frozen_statistics(self), torch.no_grad():
+            said = self.answer(x)
+        if unknown_rate is None:
+            return said
+        if said.logits is None or not self.extra_outputs:
+            raise EowError(f"{self.options.name} has no unknown logit: leave the unknown rate out, or train with eow")
+        logits = said.logits.clone()
+        logits[:, -1] += prior_shift(unknown_rate, self.options.lam)
+        return open_prediction(logits)
+
     def counters(self) -> dict[str, float]:
-        """What the method counted since the last call, for the log: the only place where it may read from the device."""
+        """What the method counted since the last call, for the log: the only place where it may read from the
+        device."""
         return {}
 
 

@@ -4,11 +4,12 @@ K+1 logits f, h = softmax(f); the K+1-th is "unknown". Eq. 4:
 
     loss = E_data[-log h(x)[y]] + λ E_chains[-log h(z)[K+1]]
 
-where the chains are Langevin dynamics on the energy log h[K+1] (eq. 3, 5) in the latent space at `model.cut`. Prediction:
-label = argmax and confidence = max of the first K entries of the K+1 softmax, unknown = h[K+1].
+where the chains are Langevin dynamics on the energy log h[K+1] (eq. 3, 5) in the latent space at `model.cut`.
+Prediction: label = argmax and confidence = max of the first K entries of the K+1 softmax, unknown = h[K+1].
 
-For negatives of density n the optimum is h[K+1] = λn/(p + λn): λ is a prior odds of "unknown", and `unknown_rate` re-sets it at
-prediction. The paper's setting is step 2, noise 1e-3, 100 steps, λ 0.1 (recipe `paper`); see recipes.py for ours.
+For negatives of density n the optimum is h[K+1] = λn/(p + λn): λ is a prior odds of "unknown", and `unknown_rate`
+re-sets it at prediction. The paper's setting is step 2, noise 1e-3, 100 steps, λ 0.1 (recipe `paper`); see recipes.py
+for ours.
 """
 
 from contextlib import nullcontext
@@ -21,9 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, open_prediction
-from eow.models import SplitModel
-from eow.models.split import frozen_statistics
-from eow.openworld import prior_shift
+from eow.models import SplitModel, frozen_statistics
 from eow.sampling import NEGATIVE_LOSSES, Starts, run_chain
 from eow.sampling.langevin import noise_scale
 
@@ -100,7 +99,8 @@ class EOW(Method):
         return terms
 
     def draw_negatives(self, z: Tensor, y: Tensor) -> Tensor:
-        """The ends of chains in the latent space: constants, or with encoder="joint" constant moves away from their starts."""
+        """The ends of chains in the latent space: constants, or with encoder="joint" constant moves away from their
+        starts."""
         o = self.options
         start = self.starts.draw(z if o.encoder == "joint" else z.detach(), y, self.stream)
         trust = o.trust * z.detach().flatten(1).float().norm(dim=1).mean() if o.trust else None
@@ -132,10 +132,5 @@ class EOW(Method):
         means = {key: tally[key] / tally["chains"] for key in ("energy_start", "energy_end")}
         return {"chains": tally["chains"], "capped": tally["capped"], **means}
 
-    @torch.no_grad()
-    def predict(self, x: Tensor, unknown_rate: float | None = None) -> Prediction:
-        with frozen_statistics(self.model):
-            logits = self.model(x).float()
-        if unknown_rate is not None:
-            logits[:, -1] += prior_shift(unknown_rate, self.options.lam)
-        return open_prediction(logits)
+    def answer(self, x: Tensor) -> Prediction:
+        return open_prediction(self.model(x))

@@ -6,12 +6,10 @@ loss = -log h[y],   h = softmax(f(x)) over K
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from eow.methods.base import Method, NoOptions, Prediction, closed_prediction
-from eow.models.split import frozen_statistics
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,5 @@ class Vanilla(Method):
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"ce": cross_entropy(self.model(x).float(), y)}
 
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Prediction:
-        with frozen_statistics(self.model):
-            return closed_prediction(self.model(x))
+    def answer(self, x: Tensor) -> Prediction:
+        return closed_prediction(self.model(x))

@@ -1,11 +1,12 @@
-"""Where chains start. What a chain begins with decides what it teaches (docs: chains from noise are told apart at once and
-change nothing on CIFAR-100; chains from the batch's features or from mixtures of two classes calibrate):
+"""Where chains start. What a chain begins with decides what it teaches (docs: chains from noise are told apart at once
+and change nothing on CIFAR-100; chains from the batch's features or from mixtures of two classes calibrate):
 
     noise      U(-width, width) in every coordinate
-    buffer     slots of a replay buffer that keeps the ends of earlier chains; a drawn slot is re-started from noise with
-               probability `restart` (the release's way: 10,000 slots, restart 0.05)
+    buffer     slots of a replay buffer that keeps the ends of earlier chains; a drawn slot is re-started from noise
+               with probability `restart` (the release's way: 10,000 slots, restart 0.05)
     features   the batch's own features
-    mixed      a·z_i + (1 - a)·z_j with a ~ U(0, 1), i and j of different classes (of the same one in a batch of one class)
+    mixed      a·z_i + (1 - a)·z_j with a ~ U(0, 1), i and j of different classes (of the same one in a batch of one
+               class)
 
 or a weighted mixture of these, written `noise:0.5,mixed:0.5`.
 """
@@ -25,7 +26,8 @@ def parse_starts(text: str) -> dict[str, float]:
         kind, _, weight = (piece.strip() for piece in part.partition(":"))
         if kind not in KINDS:
             raise EowError(
-                f"chains cannot start from {kind!r} (in {text!r}): choose {', '.join(KINDS)}, or weight several as in 'noise:0.5,mixed:0.5'"
+                f"chains cannot start from {kind!r} (in {text!r}): choose {', '.join(KINDS)}, "
+                "or weight several as in 'noise:0.5,mixed:0.5'"
             )
         if kind in weights:
             raise EowError(f"{kind!r} stands twice in the chain starts {text!r}: give each kind one weight")
@@ -42,7 +44,8 @@ def parse_starts(text: str) -> dict[str, float]:
 
 
 def apportion(weights: dict[str, float], count: int) -> dict[str, int]:
-    """Whole numbers that add up to `count`, as near the weights as can be (largest remainders): shapes stay the same every step."""
+    """Whole numbers that add up to `count`, as near the weights as can be (largest remainders): shapes stay the same
+    every step."""
     exact = {kind: weight * count for kind, weight in weights.items()}
     whole = {kind: int(value) for kind, value in exact.items()}
     by_remainder = sorted(exact, key=lambda kind: whole[kind] - exact[kind])
@@ -113,7 +116,8 @@ class Starts(nn.Module):
         self.buffer = ReplayBuffer(buffer_size, shape, width, restart) if "buffer" in self.counts else None
 
     def draw(self, features: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Starts in the order of the text. They carry the features' gradient, where they have one: the caller detaches."""
+        """Starts in the order of the text. They carry the features' gradient, where they have one: the caller
+        detaches."""
         parts = []
         for kind, count in self.counts.items():
             if kind == "noise":

@@ -6,8 +6,8 @@ With h = softmax(f), s = sum_k h[k] over the K classes and h[K+1] the unknown:
     proof       E = -log h[K+1]     what the proof of proposition 1 uses: p = h[K+1] / Z
     complement  E' = -log s         eq. 6; its gradient has the direction of eq. 3's, scaled by h[K+1] / s
 
-`ENERGIES` is what a chain descends. `NEGATIVE_LOSSES` is what the chain's samples then minimise: -log h[K+1] (eq. 4) for the
-first two, log s (eq. 8) for the third.
+`ENERGIES` is what a chain descends. `NEGATIVE_LOSSES` is what the chain's samples then minimise: -log h[K+1] (eq. 4)
+for the first two, log s (eq. 7) for the third.
 """
 
 from collections.abc import Callable

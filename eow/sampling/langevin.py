@@ -2,8 +2,9 @@
 
     z <- z - step/2 · dE(z)/dz + noise · ε,   ε ~ N(0, I)
 
-Eq. 5 as printed has noise = sqrt(step), here `noise="langevin"`; only then is the chain a sampler of exp(-E) (up to the step's
-bias). The paper's own setting, step 2 with noise 1e-3, is gradient descent with a little noise: step and noise are two parameters.
+Eq. 5 as printed has noise = sqrt(step), here `noise="langevin"`; only then is the chain a sampler of exp(-E) (up to
+the step's bias). The paper's own setting, step 2 with noise 1e-3, is gradient descent with a little noise: step and
+noise are two parameters.
 """
 
 import math
@@ -35,7 +36,8 @@ def noise_scale(noise: float | str, step: float) -> float:
 
 
 def within(z: Tensor, start: Tensor, trust: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Each chain pulled back to the ball of radius `trust` (one for all, or one each) around its start, and which ones were."""
+    """Each chain pulled back to the ball of radius `trust` (one for all, or one each) around its start, and which ones
+    were."""
     move = (z - start).flatten(1)
     length = move.norm(dim=1)
     radius = torch.as_tensor(trust, dtype=length.dtype, device=length.device).expand_as(length)
@@ -56,7 +58,8 @@ def run_chain(
     trust: float | Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Chain:
-    """`steps` Langevin steps of every row of z0 at once. The tail's parameters and statistics are read, never changed."""
+    """`steps` Langevin steps of every row of z0 at once. The tail's parameters and statistics are read, never
+    changed."""
     if steps < 0 or step <= 0:
         raise EowError(f"a chain of {steps} steps of size {step} is none: steps must be at least 0 and step above 0")
     energy_of = energy_named(energy)
@@ -95,8 +98,8 @@ def sample(
 ) -> Tensor:
     """The ends of Langevin chains that start at z0 and descend `energy`, detached; see the module's first lines.
 
-    `energy` is a name (`paper`, `proof`, `complement`) or any function of the tail's output that gives one value a row. `trust`, a
-    number or one number a chain, is the farthest a chain may end from its start: what keeps it from running away where the energy
-    is unbounded below, as it always is for `paper` before a linear head.
+    `energy` is a name (`paper`, `proof`, `complement`) or any function of the tail's output that gives one value a
+    row. `trust`, a number or one number a chain, is the farthest a chain may end from its start: what keeps it from
+    running away where the energy is unbounded below, as it always is for `paper` before a linear head.
     """
     return run_chain(tail, z0, energy, steps=steps, step=step, noise=noise, trust=trust, generator=generator).z

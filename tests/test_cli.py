@@ -1,0 +1,253 @@
+"""The command line as a user meets it: what it prints, and one sentence with exit code 2 for whatever is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from eow import cli
+
+TINY = ["--epochs", "2", "--set", "model.hidden=16", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    code, out, _ = call_plain("train", "--data", "digits", "--unknown-classes", "8,9", "--out", str(folder), *TINY)
+    assert code == 0
+    assert "accuracy %" in out
+    return folder
+
+
+def call_plain(*arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run([sys.executable, "-m", "eow", *arguments], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The command in this process: its exit code, standard output and standard error."""
+
+    def run_command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["eow", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run_command
+
+
+def refused(result: tuple[int, str, str], *words: str) -> None:
+    code, out, err = result
+    assert code == 2, (out, err)
+    assert err.startswith("error: ")
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in out + err
+    for word in words:
+        assert word in err
+
+
+def test_evaluate_prints_a_table_or_json(run: Path, call) -> None:
+    code, out, _ = call("evaluate", run)
+    assert code == 0
+    assert "ECE" in out
+    assert "unknown" in out
+    code, out, _ = call("evaluate", run, "--json", "--on", "noise")
+    figures = json.loads(out)
+    assert figures.keys() == {"test", "unknown", "noise"}
+    assert figures["test"] == json.loads((run / "summary.json").read_text())["metrics"]["test"]
+    _, out, _ = call("evaluate", run, "--json", "--unknown-rate", "0")
+    assert json.loads(out)["test"]["unknown"] == 0
+    assert json.loads(out)["test"]["nll"] == pytest.approx(figures["test"]["nll_renormalised"], rel=1e-5)
+
+
+def test_predict_images_and_arrays(run: Path, call, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "three.npy", pixels)
+    Image.fromarray(pixels[1, 0]).save(tmp_path / "one.png")
+    code, out, _ = call("predict", run, tmp_path / "three.npy", tmp_path / "one.png", "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert [row["index"] for row in rows] == [0, 1, 2, 0]
+    for key in ("label", "confidence", "unknown"):
+        assert rows[1][key] == pytest.approx(rows[3][key], abs=1e-6)  # the same picture, from two kinds of file
+    code, out, _ = call("predict", run, tmp_path / "three.npy")
+    assert code == 0
+    assert "three.npy [2]" in out
+    _, out, _ = call("predict", run, tmp_path / "three.npy", "--json", "--unknown-rate", "0.9")
+    assert all(shifted["unknown"] > plain["unknown"] for shifted, plain in zip(json.loads(out), rows))
+
+
+@pytest.mark.parametrize(
+    ("array", "word"),
+    [
+        (np.zeros((2, 1, 9, 8), np.uint8), "shape"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "shape"),
+        (np.zeros((2, 1, 8, 8), np.float32), "float32"),
+        (np.zeros((0, 1, 8, 8), np.uint8), "shape"),
+    ],
+)
+def test_predict_refuses_other_arrays(run: Path, call, tmp_path: Path, array: np.ndarray, word: str) -> None:
+    np.save(tmp_path / "x.npy", array)
+    refused(call("predict", run, tmp_path / "x.npy"), "x.npy", word)
+
+
+def test_predict_refuses_other_files(run: Path, call, tmp_path: Path) -> None:
+    Image.new("L", (9, 8)).save(tmp_path / "wide.png")
+    (tmp_path / "text.png").write_text("no image")
+    np.save(tmp_path / "whole.npy", np.zeros((5, 1, 8, 8), np.uint8))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:-9])
+    np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
+    refused(call("predict", run, tmp_path / "wide.png"), "wide.png is 9x8", "resize")
+    refused(call("predict", run, tmp_path / "text.png"), "cannot be read as an image")
+    refused(call("predict", run, tmp_path / "cut.npy"), "cannot be read as a .npy array")
+    refused(call("predict", run, tmp_path / "objects.npy"), "cannot be read as a .npy array")
+    refused(call("predict", run, tmp_path / "none.png"), "there is no file")
+    refused(call("predict", tmp_path / "none", tmp_path / "wide.png"), "no run folder")
+    refused(call("predict", run, tmp_path / "whole.npy", "--unknown-rate", "1"), "unknown rate of 1.0")
+
+
+def test_nan_features_are_refused(call, tmp_path: Path) -> None:
+    rows = "a,b,label\n" + "".join(f"{i % 7},{i % 3},{'x' if i % 2 else 'y'}\n" for i in range(60))
+    (tmp_path / "good.csv").write_text(rows)
+    (tmp_path / "bad.csv").write_text(rows.replace("3,", "nan,", 1))
+    folder = tmp_path / "run"
+    refused(call("train", "--data", f"csv:{tmp_path / 'bad.csv'}", "--out", folder, *TINY), "bad.csv")
+    assert not folder.exists()
+    assert call("train", "--data", f"csv:{tmp_path / 'good.csv'}", "--out", folder, *TINY)[0] == 0
+    np.save(tmp_path / "x.npy", np.array([[1.0, 2.0], [np.nan, 0.0]]))
+    refused(call("predict", folder, tmp_path / "x.npy"), "row 1")
+    np.save(tmp_path / "x.npy", np.array([[1.0, 2.0, 3.0]]))
+    refused(call("predict", folder, tmp_path / "x.npy"), "shape")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--set", "train.epoch=3"], "did you mean train.epochs"),
+        (["--set", "train.epochs=x"], "train.epochs"),
+        (["--data", "digit"], "no data set named 'digit'"),
+        (["--method", "eov"], "no method 'eov'"),
+        (["--model", "resnet1"], "no model 'resnet1'"),
+        (["--recipe", "old"], "no recipe 'old'"),
+        (["--set", "model.cut=stage7"], "no cut 'stage7'"),
+        (["--config", "nowhere.toml"], "nowhere.toml"),
+        (["--unknown-classes", "8,x"], "unknown_classes"),
+        (["--unknown-classes", "1,2,3,4,5,6,7,8,9"], "fewer than 2 known"),
+        (["--data", "mnist", "--root", "nowhere"], "eow data fetch mnist"),
+        (["--data", "noise:1x8x8"], "at least 2 classes"),
+        (["--resident", "maybe"], "say yes or no"),
+        (["--device", "moon"], "moon"),
+    ],
+)
+def test_train_refuses_with_one_sentence_and_leaves_nothing(
+    call, tmp_path: Path, arguments: list[str], word: str
+) -> None:
+    refused(call("train", "--out", tmp_path / "run", *TINY, *arguments), word)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_refuses_a_folder_that_is_taken(run: Path, call, tmp_path: Path) -> None:
+    refused(
+        call("train", "--data", "digits", "--unknown-classes", "8,9", "--out", run, *TINY),
+        "already holds a run",
+        "--resume",
+    )
+    code, _, _ = call("train", "--data", "digits", "--unknown-classes", "8,9", "--out", run, "--resume", *TINY)
+    assert code == 0
+    (tmp_path / "file").write_text("")
+    refused(call("train", "--out", tmp_path / "file" / "run", *TINY), "cannot be written to")
+
+
+def test_label_outside_its_classes(call, tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "x.npz",
+        x=np.zeros((6, 3), np.float32),
+        y=np.array([0, 1, 2, 0, 1, 5]),
+        classes=np.array(["a", "b", "c"]),
+    )
+    refused(call("train", "--data", f"npz:{tmp_path / 'x.npz'}", "--out", tmp_path / "run", *TINY), "label 5")
+
+
+def test_truncated_data_files(call, tmp_path: Path) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ):
+        (raw / name).write_bytes(b"\0\0\x08\x03\0\0")
+    refused(
+        call("train", "--data", "mnist", "--root", tmp_path, "--out", tmp_path / "run", *TINY),
+        "not the official file",
+        "--allow-unofficial",
+    )
+    refused(
+        call("train", "--data", "mnist", "--root", tmp_path, "--allow-unofficial", "--out", tmp_path / "run", *TINY),
+        "train-images",
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluate_refuses_what_is_no_run(call, tmp_path: Path) -> None:
+    refused(call("evaluate", tmp_path), "no predictions")
+    refused(call("evaluate", tmp_path / "none"), "no predictions")
+
+
+def test_an_unknown_rate_needs_an_unknown(call, tmp_path: Path) -> None:
+    call("train", "--method", "vanilla", "--out", tmp_path / "run", *TINY)
+    refused(call("evaluate", tmp_path / "run", "--unknown-rate", "0.1"), "vanilla has no unknown logit")
+    np.save(tmp_path / "x.npy", np.zeros((1, 1, 8, 8), np.uint8))
+    refused(
+        call("predict", tmp_path / "run", tmp_path / "x.npy", "--unknown-rate", "0.1"), "vanilla has no unknown logit"
+    )
+
+
+def test_theory_draws(call, tmp_path: Path) -> None:
+    code, out, _ = call("theory", "--out", tmp_path / "theory.png")
+    assert code == 0
+    assert "paper" in out
+    assert Image.open(tmp_path / "theory.png").size[0] > 600
+    refused(call("theory", "--out", tmp_path / "none" / "theory.png"))
+    refused(call("theory", "--out", tmp_path / "t.png", "--lam", "-1"))
+
+
+def test_data_list_and_verify(call, tmp_path: Path) -> None:
+    code, out, _ = call("data", "list", "--root", tmp_path)
+    assert code == 0
+    assert "tiny_imagenet" in out
+    code, out, _ = call("data", "verify", "mnist", "--root", tmp_path)
+    assert code == 1
+    assert "missing" in out
+    refused(call("data", "verify", "nothing"), "no data set named")
+    refused(call("data", "fetch", "notmnist", "--root", tmp_path), "notMNIST")
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for path in (
+        ["train"],
+        ["evaluate"],
+        ["predict"],
+        ["demo"],
+        ["theory"],
+        ["data", "list"],
+        ["data", "fetch"],
+        ["data", "verify"],
+    ):
+        shown = CliRunner().invoke(cli.app, [*path, "--help"])
+        assert shown.exit_code == 0
+        assert f"Example:  eow {' '.join(path)}" in " ".join(shown.output.split()).replace("Example: ", "Example:  ")
+
+
+def test_importing_eow_costs_nothing() -> None:
+    code = "import sys, eow; print([name for name in sys.argv[1:] if name in sys.modules])"
+    heavy = ["torch", "torchvision", "sklearn", "scipy", "matplotlib", "typer", "rich", "pooch", "PIL"]
+    assert subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True).stdout.strip() == "[]"

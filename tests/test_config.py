@@ -1,0 +1,128 @@
+"""Settings: layers, checks, and sentences that name the key."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eow.config import TrainConfig, build, from_assignments, from_table, from_toml, resolve, to_table
+from eow.errors import EowError
+from eow.methods import METHODS
+from eow.recipes import RECIPES
+
+
+def test_later_layers_win() -> None:
+    assert resolve().train.epochs == 40  # the recipe's for an MLP
+    file = {"train": {"epochs": 7, "lr": 0.5}}
+    config = resolve(file, from_assignments(["train.epochs=9"]))
+    assert (config.train.epochs, config.train.lr) == (9, 0.5)
+
+
+def test_values_are_read_as_toml_or_plain_text() -> None:
+    table = from_assignments(
+        ["train.lr=1e-3", "model.hidden=32,16", "method.start=noise:0.5,mixed:0.5", "seed=3", "data.resident=false"]
+    )
+    config = resolve(table)
+    assert config.train.lr == 1e-3
+    assert config.model.hidden == (32, 16)
+    assert config.method.start == "noise:0.5,mixed:0.5"
+    assert config.seed == 3
+    assert config.data.resident is False
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("data", ["digits", "cifar10", "cifar100", "tiny_imagenet", "folder:somewhere"])
+def test_every_recipe_is_complete_and_survives_json(recipe: str, method: str, data: str) -> None:
+    config = resolve({"recipe": recipe, "method": {"name": method}, "data": {"name": data}})
+    assert from_table(json.loads(json.dumps(to_table(config)))) == config
+
+
+def test_paper_recipe_is_section_4_1() -> None:
+    config = resolve({"recipe": "paper", "data": {"name": "cifar100"}, "method": {"name": "eow"}})
+    train, method = config.train, config.method
+    assert (train.optimizer, train.lr, train.momentum, train.weight_decay, train.nesterov) == (
+        "sgd",
+        1e-4,
+        0.9,
+        5e-4,
+        False,
+    )
+    assert (train.batch, train.epochs, train.schedule, train.milestones, train.gamma) == (
+        64,
+        200,
+        "step",
+        (100, 150),
+        0.1,
+    )
+    assert (method.steps, method.step, method.noise, method.lam, method.trust) == (100, 2.0, 1e-3, 0.1, 0.0)
+    assert (config.model.name, config.model.cut, method.start, method.start_epoch) == (
+        "resnet50",
+        "stage3",
+        "buffer",
+        0,
+    )
+
+
+def test_release_recipe_is_the_authors_code() -> None:
+    config = resolve({"recipe": "release", "data": {"name": "cifar100"}, "method": {"name": "eow"}})
+    train, method, model = config.train, config.method, config.model
+    assert (train.optimizer, train.lr, train.weight_decay, train.batch, train.epochs) == ("adam", 1e-4, 0.0, 64, 15)
+    assert (train.milestones, train.gamma, train.warmup_steps, train.holdout_epochs) == ((7, 10), 0.5, 1000, 1)
+    assert (model.name, model.cut, model.norm, model.activation) == ("wrn28_10", "stage2", "none", "leaky_relu")
+    assert (model.input_noise, model.stage_noise, config.data.holdout) == (0.01, 0.01, 0.1)
+    assert (method.start, method.restart, method.buffer_size, method.negatives, method.start_epoch) == (
+        "buffer",
+        0.05,
+        10_000,
+        "train",
+        8,
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("train.epoch=3", r"no setting train\.epoch: did you mean train\.epochs"),
+        ("method.lambda=3", r"no setting method\.lambda"),
+        ("trian.epochs=3", "trian"),
+        ("train.epochs=3.5", r"train\.epochs is 3\.5: give a value of type int"),
+        ("train.epochs=many", r"train\.epochs is 'many'"),
+        ("train.epochs=true", r"train\.epochs is True"),
+        ("train.epochs=0", r"train\.epochs is 0: it must be at least 1"),
+        ("train.lr=nan", "finite"),
+        ("train.lr=-1", "above 0"),
+        ("train.optimizer=sdg", "choose one of sgd, adam"),
+        ("train.holdout_epochs=1", r"data\.holdout"),
+        ("seed=-1", "seed is -1"),
+        ("seed=x", "seed is 'x'"),
+        ("method.name=eov", "no method 'eov': choose one of vanilla, eow"),
+        ("data.name=digit", "no data set named 'digit'"),
+        ("recipe=old", "no recipe 'old'"),
+        ("train=3", "train is 3: it is a section"),
+        ("nonsense", "write section.key=value"),
+        ("=3", "write section.key=value"),
+    ],
+)
+def test_errors_name_the_key(setting: str, sentence: str) -> None:
+    with pytest.raises(EowError, match=sentence):
+        resolve(from_assignments([setting]))
+
+
+def test_toml_files(tmp_path: Path) -> None:
+    good = tmp_path / "run.toml"
+    good.write_text('seed = 4\n[train]\nepochs = 3\n[method]\nname = "vanilla"\n')
+    config = resolve(from_toml(good))
+    assert (config.seed, config.train.epochs, config.method.name) == (4, 3, "vanilla")
+    bad = tmp_path / "bad.toml"
+    bad.write_bytes(b"seed = \xff")
+    with pytest.raises(EowError, match="cannot be read as TOML"):
+        from_toml(bad)
+    with pytest.raises(EowError, match="there is no file"):
+        from_toml(tmp_path / "none.toml")
+
+
+def test_ints_are_floats_but_not_the_other_way_round() -> None:
+    assert build(TrainConfig, {"lr": 1}, "train").lr == 1.0
+    with pytest.raises(EowError):
+        build(TrainConfig, {"batch": 64.0}, "train")

@@ -1,0 +1,178 @@
+"""EOW-Softmax and vanilla against their formulas, and what the energy term may and may not touch."""
+
+import math
+
+import pytest
+import torch
+from problems import blobs, small_model
+from torch import Tensor
+
+from eow.config import build
+from eow.errors import EowError
+from eow.methods import METHODS, Method
+from eow.methods.base import closed_prediction, open_prediction
+from eow.openworld import prior_shift, shifted_probabilities
+
+
+def make(name: str = "eow", norm: str = "none", **options: object) -> Method:
+    kind = METHODS[name]
+    method = kind(small_model(extra=kind.extra_outputs, norm=norm), build(kind.Options, options, "method"), 3, (4,))
+    method.prepare(torch.device("cpu"))
+    method.stream.manual_seed(0)
+    return method
+
+
+def batch(count: int = 30) -> tuple[Tensor, Tensor]:
+    x, y = blobs(count)
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def gradients(method: Method, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    method.zero_grad()
+    torch.stack(list(terms.values())).sum().backward()
+    return {name: p.grad.clone() for name, p in method.named_parameters() if p.grad is not None}
+
+
+def test_vanilla_is_cross_entropy() -> None:
+    method, (x, y) = make("vanilla"), batch()
+    h = method.model(x).double().softmax(1)
+    torch.testing.assert_close(method(x, y)["ce"].double(), -h[range(30), y].log().mean())
+
+
+@pytest.mark.parametrize("energy", ["paper", "proof", "complement"])
+def test_eow_loss_is_equation_4(energy: str) -> None:
+    """With no steps and as many feature chains as samples the negatives are the batch's features: both terms by
+    hand."""
+    method, (x, y) = make(energy=energy, lam=0.3, steps=0, start="features", chains=30), batch()
+    terms = method(x, y)
+    h = method.model(x).double().softmax(1)
+    torch.testing.assert_close(terms["ce"].double(), -h[range(30), y].log().mean())
+    negative = h[:, :-1].sum(1).log() if energy == "complement" else -h[:, -1].log()
+    torch.testing.assert_close(terms["energy"].double(), 0.3 * negative.mean())
+    assert set(terms) == {"ce", "energy"}
+
+
+def test_energy_term_trains_the_tail_only() -> None:
+    method, (x, y) = make(start="features"), batch()
+    both = gradients(method, method(x, y))
+    method.active = False
+    alone = gradients(method, method(x, y))
+    assert {name for name in both if not torch.equal(both[name], alone[name])} == {
+        name for name in both if name.startswith("model.tail.")
+    }
+
+
+def test_joint_also_trains_the_encoder_through_the_starts() -> None:
+    """With no steps, joint is plain back-propagation of eq. 4 through encoder and tail."""
+    x, y = batch()
+    method = make(encoder="joint", steps=0, start="features", chains=30, lam=0.3)
+    joint = gradients(method, method(x, y))
+    h = method.model(x).log_softmax(1)
+    direct = gradients(method, {"all": -h[range(30), y].mean() - 0.3 * h[:, -1].mean()})
+    for name, gradient in joint.items():
+        torch.testing.assert_close(gradient, direct[name])
+    with pytest.raises(EowError, match="joint"):
+        make(encoder="joint", start="noise")
+
+
+def test_negatives_leave_batch_statistics_alone_unless_asked() -> None:
+    x, y = batch()
+    for mode, same in (("eval", True), ("train", False)):
+        statistics = []
+        for active in (True, False):
+            method = make(norm="batch", negatives=mode, start="mixed")
+            method.model = method.model.recut("stage1")
+            method.starts.shape = (16,)
+            method.train()
+            method.active = active
+            method(x, y)
+            statistics.append([b.clone() for name, b in method.named_buffers() if "running_mean" in name])
+        assert all(torch.equal(a, b) for a, b in zip(*statistics)) == same
+
+
+def test_the_start_epoch_counts_or_shares() -> None:
+    method = make(start_epoch=8)
+    assert [epoch for epoch in range(15) if not (method.begin_epoch(epoch, 15), method.active)[1]] == list(range(8))
+    method = make(start_epoch=0.6)
+    assert [epoch for epoch in range(10) if not (method.begin_epoch(epoch, 10), method.active)[1]] == list(range(6))
+    with pytest.raises(EowError, match="never start"):
+        make(start_epoch=20).begin_epoch(0, 15)
+
+
+def test_trust_is_counted_in_mean_feature_norms() -> None:
+    method, (x, y) = make(start="features", chains=30, steps=50, step=50.0, trust=0.5), batch()
+    z = method.model.encoder(x).detach()
+    ends = method.draw_negatives(z, y)
+    radius = 0.5 * z.norm(dim=1).mean()
+    distance = torch.cdist(ends, z).min(1).values
+    assert (distance <= radius * 1.0001).all()
+    counted = method.counters()
+    assert counted["chains"] == 30
+    assert counted["capped"] == 30
+    assert counted["energy_end"] < counted["energy_start"]
+    assert method.counters() == {}
+
+
+def test_predictions_add_up_and_keep_the_k_plus_1_confidence() -> None:
+    x, _ = batch()
+    for name in METHODS:
+        method = make(name)
+        said = method.train().predict(x)
+        assert method.training  # predict leaves the mode as it was
+        torch.testing.assert_close(said.probs.sum(1) + said.unknown, torch.ones(30))
+        assert torch.equal(said.label, said.probs.argmax(1))
+        assert torch.equal(said.confidence, said.probs.max(1).values)
+    h = method.model(x).softmax(1)
+    torch.testing.assert_close(said.unknown, h[:, -1])
+    torch.testing.assert_close(said.confidence, h[:, :-1].max(1).values)
+
+
+def test_an_unknown_rate_replaces_the_prior() -> None:
+    """At the population's optimum h[K+1] = λn/(p + λn); for a rate ρ it must become ρn/((1-ρ)p + ρn)."""
+    p, n = torch.rand(50, dtype=torch.float64), torch.rand(50, dtype=torch.float64)
+    posterior = torch.full((50, 4), 0.25, dtype=torch.float64)
+    for lam in (0.05, 0.1, 1.0):
+        logits = torch.cat([(posterior * p[:, None]).log(), (lam * n[:, None]).log()], 1)
+        for rate in (0.01, 0.3, 0.9):
+            probs, unknown = shifted_probabilities(logits.numpy(), prior_shift(rate, lam))
+            expected = rate * n / ((1 - rate) * p + rate * n)
+            torch.testing.assert_close(torch.from_numpy(unknown), expected)
+            torch.testing.assert_close(torch.from_numpy(probs.sum(1)), 1 - expected)
+    assert prior_shift(0.1 / 1.1, 0.1) == pytest.approx(0, abs=1e-12)
+    assert prior_shift(0, 0.1) == -math.inf
+    for wrong in (-0.1, 1.0, float("nan")):
+        with pytest.raises(EowError):
+            prior_shift(wrong, 0.1)
+
+
+def test_predict_at_a_rate_equals_the_stored_logits_shifted() -> None:
+    method, (x, _) = make(), batch()
+    plain, shifted = method.predict(x), method.predict(x, unknown_rate=0.2)
+    probs, unknown = shifted_probabilities(plain.logits.numpy(), prior_shift(0.2, 0.1))
+    torch.testing.assert_close(shifted.probs.double(), torch.from_numpy(probs), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(shifted.unknown.double(), torch.from_numpy(unknown), atol=1e-6, rtol=1e-5)
+    renormalised = method.predict(x, unknown_rate=0.0)
+    torch.testing.assert_close(renormalised.probs, plain.probs / plain.probs.sum(1, keepdim=True))
+    assert (renormalised.unknown == 0).all()
+
+
+def test_softmax_is_taken_in_float32() -> None:
+    logits = torch.tensor([[8.0, 0.0, 1.0]], dtype=torch.bfloat16)
+    assert closed_prediction(logits).probs.dtype == torch.float32
+    assert open_prediction(logits).unknown.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lam": 0.0}, {"trust": -1.0}, {"start": "moon"}, {"chains": 0}, {"steps": -1}, {"step": 0.0}, {"noise": "x"},
+     {"start_epoch": -1}, {"start_width": 0.0}, {"start": "buffer", "buffer_size": 0},
+     {"start": "buffer", "restart": 2.0}],
+)  # fmt: skip
+def test_wrong_options_are_refused(wrong: dict) -> None:
+    with pytest.raises(EowError):
+        make(**wrong)
+
+
+def test_one_class_is_no_problem_to_solve() -> None:
+    with pytest.raises(EowError, match="at least 2 classes"):
+        METHODS["vanilla"](small_model(classes=1, extra=0), METHODS["vanilla"].Options(), 1, (4,))

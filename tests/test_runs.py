@@ -1,0 +1,208 @@
+"""Run folders: complete, resumable to the same bytes, locked, and never half-written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import eow
+from eow import predictions, runs, storage
+from eow.config import RunConfig, resolve
+from eow.errors import EowError
+
+FAST = {
+    "train": {"epochs": 4, "checkpoint_every": 1},
+    "model": {"hidden": [16]},
+    "data": {"unknown_classes": [8, 9], "outliers": ["noise"]},
+}
+
+
+def config(*layers: dict, method: str = "eow") -> RunConfig:
+    return resolve(FAST, {"method": {"name": method}}, *layers)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "eow"
+    runs.train(config(), folder, progress=False)
+    return folder
+
+
+def test_a_run_folder_holds_everything(finished: Path) -> None:
+    names = {
+        str(path.relative_to(finished))
+        for path in finished.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    }
+    assert names == {
+        "config.json", "environment.json", "log.jsonl", "summary.json", "weights.safetensors",
+        "predictions/test.safetensors", "predictions/unknown.safetensors", "predictions/noise.safetensors",
+    }  # fmt: skip
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["metrics"].keys() == {"test", "unknown", "noise"}
+    assert summary["weights"] == storage.file_hash(finished / "weights.safetensors")
+    assert summary["versions"]["torch"] == torch.__version__
+    assert [line["epoch"] for line in storage.Log(finished / "log.jsonl").read()] == [0, 1, 2, 3]
+    assert "capped" in storage.Log(finished / "log.jsonl").read()[-1]
+
+
+def test_a_loaded_run_predicts_what_was_stored(finished: Path) -> None:
+    run = runs.load(finished)
+    stored = predictions.read(finished / "predictions" / "test.safetensors")
+    test, _ = eow.data.known_unknown(eow.data.load("digits", split="test"), (8, 9))
+    said = run.method.predict(run.transform(torch.from_numpy(test.inputs)))
+    np.testing.assert_allclose(said.probs.numpy(), stored.probs, atol=1e-6)
+    np.testing.assert_allclose(stored.probs.sum(1) + stored.unknown, 1, atol=1e-6)
+    assert (stored.labels == test.labels).all()
+    assert run.classes == tuple("01234567")
+
+
+def test_predictions_are_reused_by_content_alone(finished: Path) -> None:
+    run = runs.load(finished)
+    noise = eow.data.load("noise", split="test", shape=(1, 8, 8))
+    path = finished / "predictions" / "noise.safetensors"
+    before = path.stat().st_mtime_ns
+    runs.predict_set(run, "noise", noise)
+    assert path.stat().st_mtime_ns == before
+    runs.predict_set(run, "noise", noise.subset(range(100)))  # the same name, other data
+    assert len(predictions.read(path).labels) == 100
+    runs.predict_set(run, "noise", noise)
+    assert len(predictions.read(path).labels) == len(noise)
+
+
+@pytest.mark.parametrize("start", ["noise:0.5,mixed:0.5", "buffer"])
+def test_a_resumed_run_equals_the_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    wanted = config({"method": {"start": start, "start_epoch": 1}})
+    runs.train(wanted, tmp_path / "whole", resume=True, progress=False)  # --resume starts where nothing is there yet
+    real, saved = runs.save, []
+
+    def stop_after_two(*arguments) -> None:
+        real(*arguments)
+        saved.append(1)
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "save", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(wanted, tmp_path / "parts", progress=False)
+    monkeypatch.undo()
+    assert not (tmp_path / "parts" / "summary.json").exists()
+    runs.train(wanted, tmp_path / "parts", resume=True, progress=False)
+    for name in (
+        "weights.safetensors",
+        "predictions/test.safetensors",
+        "predictions/unknown.safetensors",
+        "config.json",
+    ):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
+    logs = [storage.Log(tmp_path / each / "log.jsonl").read() for each in ("whole", "parts")]
+    timeless = [[{k: v for k, v in line.items() if "second" not in k} for line in log] for log in logs]
+    assert timeless[0] == timeless[1]
+
+
+def test_a_finished_run_is_not_trained_again(finished: Path) -> None:
+    before = (finished / "weights.safetensors").stat().st_mtime_ns
+    summary = runs.train(config(), finished, resume=True, progress=False)
+    assert summary == json.loads((finished / "summary.json").read_text())
+    assert (finished / "weights.safetensors").stat().st_mtime_ns == before
+
+
+def test_folders_that_cannot_be_used(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(EowError, match="already holds a run"):
+        runs.train(config(), finished, progress=False)
+    with pytest.raises(EowError, match=r"other settings \(seed is 0 there and 5 now\)"):
+        runs.train(config({"seed": 5}), finished, resume=True, progress=False)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("x")
+    with pytest.raises(EowError, match="not empty and holds no run"):
+        runs.train(config(), tmp_path / "other", resume=True, progress=False)
+    with pytest.raises(EowError, match="cannot be written to"):
+        runs.train(config(), tmp_path / "other" / "thesis.tex" / "run", progress=False)
+
+
+def test_a_folder_in_use_names_its_user(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, eow.storage as s\n"
+        "with s.locked(pathlib.Path(sys.argv[1])):\n print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    other.stdout.readline()
+    with pytest.raises(EowError, match=f"in use by process {other.pid} on "):
+        runs.train(config(), tmp_path, resume=True, progress=False)
+    other.kill()  # a dead process's lock is taken over
+    other.wait()
+    runs.train(config(), tmp_path, resume=True, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("wish", "sentence"),
+    [
+        ({"data": {"unknown_classes": [10]}}, "outside 0..9"),
+        ({"data": {"unknown_classes": list(range(9))}}, "fewer than 2 known"),
+        ({"data": {"outliers": ["noise:3x32x32"]}}, "outliers noise:3x32x32 are of shape"),
+        ({"data": {"outliers": ["moon"]}}, "no data set named 'moon'"),
+        ({"data": {"name": "mnist", "root": "nowhere"}}, "mnist"),
+        ({"model": {"cut": "stage9"}}, "no cut 'stage9'"),
+        ({"model": {"name": "resnet1"}}, "no model 'resnet1'"),
+        ({"train": {"device": "cuda:99"}}, "cannot be used here"),
+        ({"data": {"holdout": 5000}}, "hold out 5000"),
+    ],
+)
+def test_what_is_wrong_is_found_before_the_folder_is_made(tmp_path: Path, wish: dict, sentence: str) -> None:
+    with pytest.raises(EowError, match=sentence):
+        runs.train(config({"data": {"unknown_classes": [], "outliers": []}}, wish), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_diverged_run_keeps_its_last_checkpoint(tmp_path: Path) -> None:
+    wild = config({"train": {"optimizer": "sgd", "lr": 1e25, "schedule": "constant"}}, method="vanilla")
+    with pytest.raises(EowError, match="became"):
+        runs.train(wild, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "swap"])
+def test_damaged_files_are_refused(finished: Path, tmp_path: Path, damage: str) -> None:
+    data = bytearray((finished / "weights.safetensors").read_bytes())
+    if damage == "cut":
+        data = data[: len(data) // 2]
+    elif damage == "flip":
+        data[9] ^= 0xFF
+    else:
+        data = bytearray((finished / "predictions" / "test.safetensors").read_bytes())
+    (tmp_path / "weights.safetensors").write_bytes(data)
+    with pytest.raises(EowError):
+        runs.load(tmp_path)
+
+
+def test_held_out_epochs_come_last(tmp_path: Path) -> None:
+    wanted = config({"data": {"holdout": 0.1}, "train": {"holdout_epochs": 2}})
+    summary = runs.train(wanted, tmp_path / "run", progress=False)
+    known = int((eow.data.load("digits").labels < 8).sum())
+    assert summary["sets"]["holdout"]["samples"] == round(known / 10)
+    assert summary["sets"]["train"]["samples"] == known - round(known / 10)
+    lines = storage.Log(tmp_path / "run" / "log.jsonl").read()
+    assert [line["epoch"] for line in lines] == list(range(6))
+    assert lines[-1]["lr"] == lines[3]["lr"]
+
+
+def test_two_processes_train_as_torchrun_starts_them(tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    command = [
+        sys.executable, "-m", "eow", "train", "--data", "digits", "--out", str(folder), "--epochs", "2",
+        "--devices", "2", "--set", "train.checkpoint_every=1", "--set", "method.start=buffer", "--device", "cpu", "--quiet",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "summary.json").read_text())["metrics"]["test"]["accuracy"] > 0.8
+    assert not list(folder.glob("checkpoint*"))

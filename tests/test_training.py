@@ -1,0 +1,152 @@
+"""The loop: schedules against torch's, a checkpoint's state, `eow.fit`, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from problems import blobs, small_model
+from torch.utils.data import DataLoader, TensorDataset
+
+import eow
+from eow.config import TrainConfig, build
+from eow.distributed import Place
+from eow.errors import EowError
+from eow.methods import METHODS
+from eow.training import LoaderBatches, Training, learning_rate
+
+CPU = torch.device("cpu")
+
+
+def test_onecycle_is_torchs() -> None:
+    settings = TrainConfig(lr=0.2)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=200, cycle_momentum=False)
+    for step in range(200):
+        assert learning_rate(step, 200, 10, settings) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        optimizer.step()
+        if step < 199:
+            schedule.step()
+
+
+def test_step_schedule_and_warm_up() -> None:
+    settings = TrainConfig(lr=1.0, schedule="step", milestones=(2, 4), gamma=0.5, warmup_steps=10)
+    rates = [learning_rate(step, 60, 10, settings) for step in range(60)]
+    assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert rates[10:20] == [1.0] * 10
+    assert rates[20:40] == [0.5] * 20
+    assert rates[40:] == [0.25] * 20
+    assert learning_rate(59, 60, 10, TrainConfig(lr=1.0, schedule="constant")) == 1.0
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_short_trainings_have_a_schedule_too(epochs: int) -> None:
+    for total in range(1, 8):
+        assert all(0 < learning_rate(step, total, 1, TrainConfig(lr=0.1)) <= 0.1 for step in range(total))
+
+
+def make_training(method: str = "eow", batch: int = 30, device: torch.device = CPU, **settings: object) -> Training:
+    kind = METHODS[method]
+    x, y = map(torch.from_numpy, blobs())
+    trained = kind(small_model(extra=kind.extra_outputs), build(kind.Options, {}, "method"), 3, (4,)).to(device)
+    trained.prepare(device)
+    loader = LoaderBatches(DataLoader(TensorDataset(x, y), batch, shuffle=True), 3, device)
+    return Training(
+        trained,
+        loader,
+        build(TrainConfig, {"epochs": 6, "optimizer": "adam", "lr": 0.01, **settings}, "train"),
+        Place(device),
+        0,
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_restored_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> None:
+    whole = make_training(optimizer=optimizer)
+    lines = list(whole.epochs())
+    first = make_training(optimizer=optimizer)
+    for line in first.epochs():
+        if line["epoch"] == 2:
+            break
+    state = {name: tensor.clone() for name, tensor in first.state().items()}
+    second = make_training(optimizer=optimizer)
+    second.restore(state)
+    rest = list(second.epochs(3))
+    for a, b in zip(whole.state().values(), second.state().values(), strict=True):
+        assert torch.equal(a, b)
+    timeless = [{k: v for k, v in line.items() if "second" not in k} for line in lines]
+    assert timeless[3:] == [{k: v for k, v in line.items() if "second" not in k} for line in rest]
+
+
+def test_the_global_generator_is_given_back() -> None:
+    training = make_training()
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    list(training.epochs())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_bf16_trains_too() -> None:
+    training = make_training(precision="bf16", epochs=12)
+    lines = list(training.epochs())
+    assert lines[-1]["ce"] < lines[0]["ce"] / 4
+    assert all(p.dtype == torch.float32 for p in training.method.parameters())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fit_learns_blobs(method: str) -> None:
+    x, y = blobs()
+    trained = eow.fit(
+        small_model(extra=METHODS[method].extra_outputs), (x, y), method=method, epochs=12, lr=0.01, batch=30
+    )
+    new_x, new_y = blobs(seed=1)
+    said = trained.predict(torch.from_numpy(new_x))
+    assert (said.label.numpy() == new_y).mean() > 0.97
+    assert not trained.training
+
+
+def test_fit_knows_what_is_far_away() -> None:
+    x, y = blobs()
+    trained = eow.fit(small_model(), (x, y), epochs=30, lr=0.01, batch=30, start="mixed", start_epoch=0.3, lam=0.2)
+    between = torch.from_numpy(np.stack([(x[y == 0].mean(0) + x[y == 1].mean(0)) / 2]))
+    assert trained.predict(between).unknown.item() > 3 * trained.predict(torch.from_numpy(x)).unknown.mean().item()
+
+
+def test_fit_is_reproducible_and_takes_a_loader() -> None:
+    x, y = map(torch.from_numpy, blobs())
+
+    def weights(seed: int) -> list[torch.Tensor]:
+        loader = DataLoader(TensorDataset(x, y), 50, shuffle=True)
+        return list(eow.fit(small_model(), loader, epochs=2, seed=seed).parameters())
+
+    assert all(torch.equal(a, b) for a, b in zip(weights(0), weights(0)))
+    assert not all(torch.equal(a, b) for a, b in zip(weights(0), weights(1)))
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (lambda x, y: (x, y + 1), "labels run from 1 to 3"),
+        (lambda x, y: (x, y.astype(np.float32)), "one whole number a sample"),
+        (lambda x, y: (np.where(x > 5, np.nan, x), y), "finite"),
+        (lambda x, y: (x, y[:-1]), "300 inputs and 299 labels"),
+        (lambda x, y: ((255 * x).astype(np.int64), y), "floating-point"),
+        (lambda x, y: [{"x": x, "y": y}], "yields a dict"),
+        (lambda x, y: iter([(x, y)]), "no length"),
+        (lambda x, y: [(torch.full((3, 4), torch.nan), torch.tensor([0, 1, 2]))], "NaN"),
+    ],
+)
+def test_fit_refuses_what_it_cannot_learn_from(data, sentence: str) -> None:
+    with pytest.raises(EowError, match=sentence):
+        eow.fit(small_model(), data(*blobs()), epochs=1)
+
+
+def test_a_wrong_option_is_named() -> None:
+    with pytest.raises(EowError, match=r"method\.lamda: did you mean method\.lam"):
+        eow.fit(small_model(), blobs(), lamda=0.2)
+    with pytest.raises(EowError, match="no method"):
+        eow.fit(small_model(), blobs(), method="eof")
+
+
+def test_a_loss_that_explodes_ends_the_training_with_a_sentence() -> None:
+    with pytest.raises(EowError, match=r"loss term 'ce' became (nan|inf) in epoch"):
+        list(make_training(method="vanilla", optimizer="sgd", lr=1e30, epochs=3).epochs())
