@@ -125,6 +125,7 @@ def evaluate(
     if on:
         from eow import runs
         from eow.data import load
+        from eow.predictions import predict_set
 
         opened = runs.load(run)
         for name in on:
@@ -133,7 +134,7 @@ def evaluate(
                 raise EowError(
                     f"{name} is of shape {outlier.shape}, but {run} was trained on {opened.in_shape}: choose another"
                 )
-            runs.predict_set(opened, name, outlier)
+            predict_set(opened, name, outlier)
     figures = figures_of(run, unknown_rate)
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
@@ -173,10 +174,11 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Label, confidence and unknown of images or arrays."""
-    from eow import runs
     from eow.console import print_table
+    from eow.predictions import predict_files
+    from eow.runs import load
 
-    rows = runs.predict_files(runs.load(run), files, unknown_rate)
+    rows = predict_files(load(run), files, unknown_rate)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:

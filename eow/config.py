@@ -58,6 +58,8 @@ class TrainConfig:
     gamma: float = 0.1
     warmup_steps: int = 0  # linear, before `step` or `constant`
     holdout_epochs: int = 0  # at the end, on the held-out part of the training set
+    clip: float = 0.0  # largest norm of the gradient; 0: as large as it is
+    rollbacks: int = 3  # how often a diverged run may go back to its last good epoch, each time at half the rate
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU, fp32 elsewhere
     device: str = "auto"
     checkpoint_every: int = 5
@@ -207,6 +209,8 @@ def check(config: RunConfig) -> None:
         ("train.checkpoint_every", train.checkpoint_every, 1),
         ("train.warmup_steps", train.warmup_steps, 0),
         ("train.holdout_epochs", train.holdout_epochs, 0),
+        ("train.clip", train.clip, 0),
+        ("train.rollbacks", train.rollbacks, 0),
         ("train.weight_decay", train.weight_decay, 0),
         ("data.holdout", data.holdout, 0),
         ("seed", config.seed, 0),

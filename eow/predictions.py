@@ -11,13 +11,17 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from eow.errors import EowError
 from eow.openworld import prior_shift, shifted_probabilities
 from eow.storage import make_folder, read_tensors, write_arrays
+
+if TYPE_CHECKING:
+    from eow.data import Dataset
+    from eow.runs import Run
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,3 +91,52 @@ def read(path: Path) -> Predictions:
         return Predictions(**{"logits": None, **arrays}, manifest=manifest)
     except TypeError:
         raise EowError(f"{path} holds {', '.join(sorted(arrays))} instead of predictions: make it again") from None
+
+
+def predict_set(run: "Run", name: str, dataset: "Dataset") -> Predictions:
+    """The run's predictions on a data set: from its folder when nothing has changed, else made and stored there."""
+    import torch
+
+    from eow import __version__
+    from eow.config import to_table
+
+    path = run.folder / "predictions" / f"{name.replace(':', '-').replace('/', '_')}.safetensors"
+    key = content_key(run.weights_hash, dataset, run.transform)
+    if path.exists():
+        stored = read(path)
+        if stored.manifest.get("key") == key:
+            return stored
+    device = next(run.method.parameters()).device
+    arrays = compute(run.method, dataset, run.transform, device, run.config.seed)
+    manifest = {
+        "key": key, "method": run.config.method.name, "lam": getattr(run.config.method, "lam", None),
+        "seed": run.config.seed,
+        "data": dataset.name, "split": dataset.split, "data_hash": dataset.hash, "official": dataset.official,
+        "weights": run.weights_hash, "classes": list(run.classes), "config": to_table(run.config),
+        "versions": {"eow": __version__, "torch": torch.__version__},
+    }  # fmt: skip
+    write(path, arrays, manifest)
+    return read(path)
+
+
+def predict_files(run: "Run", files: list[Path], unknown_rate: float | None = None) -> list[dict[str, Any]]:
+    """One row a sample: file, index in it, label, class name, confidence, unknown."""
+    import torch
+
+    from eow.data.inputs import read_inputs
+    from eow.seeds import own_randomness
+
+    rows = []
+    for file in files:
+        inputs = read_inputs(file, run.in_shape)
+        x = run.transform(torch.from_numpy(inputs))
+        with own_randomness(x.device, run.config.seed):
+            said = run.method.predict(x, unknown_rate)
+        for index, (label, confidence, unknown) in enumerate(
+            zip(said.label.tolist(), said.confidence.tolist(), said.unknown.tolist())
+        ):
+            rows.append({
+                "file": str(file), "index": index, "of": len(inputs), "label": label, "class": run.classes[label],
+                "confidence": confidence, "unknown": unknown,
+            })  # fmt: skip
+    return rows

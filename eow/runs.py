@@ -20,36 +20,25 @@ import torch
 
 import eow
 from eow import config as configs
-from eow import predictions, storage
+from eow import storage
 from eow.config import RunConfig
 from eow.console import console, training_bar
-from eow.data import Dataset, holdout_split, known_unknown
-from eow.data import load as load_data
-from eow.data.catalog import CATALOG, statistics
-from eow.data.inputs import read_inputs
+from eow.data import Dataset
+from eow.data.catalog import CATALOG
 from eow.data.loader import Batches, Transform
+from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, process_group
 from eow.errors import EowError
 from eow.evaluate import KNOWN, evaluate
 from eow.methods import Method, method_named
 from eow.models import SplitModel
 from eow.models import build as build_model
+from eow.predictions import predict_set
 from eow.seeds import own_randomness
-from eow.training import Training
+from eow.training import Diverged, Training
 
 # Settings that say where a run happens, not what comes out of it: a run may be resumed with others.
 ELSEWHERE = (("data", "root"), ("data", "resident"), ("train", "device"), ("train", "checkpoint_every"))
-
-
-@dataclass(frozen=True)
-class Data:
-    """The sets of a run. `unknown` holds the test samples of classes that training never saw."""
-
-    train: Dataset
-    holdout: Dataset | None
-    test: Dataset
-    outliers: dict[str, Dataset]
-    transform: Transform
 
 
 @dataclass(frozen=True)
@@ -63,29 +52,6 @@ class Run:
     in_shape: tuple[int, ...]
     transform: Transform
     weights_hash: str
-
-
-def load_sets(config: RunConfig) -> Data:
-    """Training, held-out and test data as the config wants them, and everything that counts as unknown."""
-    wanted = config.data
-    root, allow = wanted.root or None, wanted.allow_unofficial
-    train = load_data(wanted.name, root, "train", allow_unofficial=allow)
-    test = load_data(wanted.name, root, "test", allow_unofficial=allow)
-    outliers: dict[str, Dataset] = {}
-    if wanted.unknown_classes:
-        train, _ = known_unknown(train, wanted.unknown_classes)
-        test, outliers["unknown"] = known_unknown(test, wanted.unknown_classes)
-    holdout = None
-    if wanted.holdout:
-        train, holdout = holdout_split(train, wanted.holdout, config.seed)
-    for name in wanted.outliers:
-        outlier = load_data(name, root, "test", allow_unofficial=allow, shape=test.shape)
-        if outlier.shape != test.shape:
-            raise EowError(
-                f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {test.shape}: choose others"
-            )
-        outliers[name] = outlier
-    return Data(train, holdout, test, outliers, Transform(*statistics(train)))
 
 
 def make_method(config: RunConfig, classes: int, in_shape: tuple[int, ...]) -> Method:
@@ -156,7 +122,9 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
     stopped."""
     folder = Path(folder)
     with process_group(config.train.device) as place:
-        data = load_sets(config)  # everything that can be wrong is found out before the folder is touched
+        data = load_sets(
+            config.data, config.seed
+        )  # everything that can be wrong is found out before the folder is touched
         method = make_method(config, len(data.train.classes), data.train.shape)
         method.to(place.device)
         method.prepare(place.device)
@@ -171,11 +139,34 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
             if chief:
                 storage.write_json(folder / "config.json", configs.to_table(config))
                 storage.write_json(folder / "environment.json", environment(place.device))
-            optimise(method, data, config, folder, place, progress and chief)
+            source = find_vanilla(folder, config) if method.post_hoc else None
+            if source is not None:
+                take_over(method, source, folder)
+            else:
+                optimise(method, data, config, folder, place, progress and chief)
             return complete_run(method, data, config, folder, place) if chief else {}
 
 
-def optimise(method: Method, data: Data, config: RunConfig, folder: Path, place: Place, progress: bool) -> None:
+def take_over(method: Method, source: Path, folder: Path) -> None:
+    """A vanilla run's weights instead of a training of one's own; the log says whose, and what they cost."""
+    method.model.load_state_dict(load(source).method.model.state_dict())
+    cost = storage.read_json(source / "summary.json")["train_seconds"]
+    log = storage.Log(folder / "log.jsonl")
+    log.keep(lambda line: False)
+    log.write(epoch=-1, event="taken over", source=source.name, seconds=cost)
+
+
+def find_vanilla(folder: Path, config: RunConfig) -> Path | None:
+    """A finished vanilla run beside `folder` with the same data, model, training and seed, whose weights will do."""
+    wanted = {**configs.to_table(config), "method": {"name": "vanilla"}}
+    for beside in sorted(folder.absolute().parent.iterdir()):
+        complete = (beside / "summary.json").exists() and (beside / "weights.safetensors").exists()
+        if complete and difference(storage.read_json(beside / "config.json"), wanted) is None:
+            return beside
+    return None
+
+
+def optimise(method: Method, data: RunData, config: RunConfig, folder: Path, place: Place, progress: bool) -> None:
     """All epochs, from the last checkpoint on, with log and checkpoints."""
     wanted = config.data
     usual = CATALOG[wanted.name].augmentation if wanted.name in CATALOG else "none"
@@ -196,28 +187,49 @@ def optimise(method: Method, data: Data, config: RunConfig, folder: Path, place:
     if place.rank == 0:
         log.keep(lambda line: line["epoch"] <= last)
     total = config.train.epochs + (config.train.holdout_epochs if holdout is not None else 0)
-    for line in training.epochs(last + 1):
-        epoch = line["epoch"]
+    for line in lines_of(training, folder, place, last + 1):
         if place.rank == 0:
             log.write(**line)
-            if progress and not console.is_terminal and (epoch + 1) % -(-total // 5) == 0:
-                terms = "  ".join(f"{key} {line[key]:.4g}" for key in ("ce", "energy") if key in line)
-                console.print(
-                    f"{config.method.name}: epoch {epoch + 1}/{total}  {terms}  {line['images_per_second']:,.0f} img/s"
-                )
-        if (epoch + 1) % config.train.checkpoint_every == 0 or epoch == total - 1:
+        if progress:
+            tell(line, config.method.name, total)
+        done = "event" not in line and line["epoch"] + 1
+        if done and (done % config.train.checkpoint_every == 0 or done == total):
+            save(training, folder, place, line["epoch"])
+
+
+def tell(line: dict[str, Any], name: str, total: int) -> None:
+    """What is worth a line of its own: an epoch that was undone and, where there is no bar, five epochs of a run."""
+    done = line["epoch"] + 1
+    if "event" in line:
+        console.print(f"epoch {done} is undone and tried again at {line['rate_factor']} of the rate: {line['reason']}")
+    elif not console.is_terminal and done % -(-total // 5) == 0:
+        terms = "  ".join(f"{key} {line[key]:.4g}" for key in line if key in ("ce", "energy"))
+        console.print(f"{name}: epoch {done}/{total}  {terms}  {line['images_per_second']:,.0f} images/s")
+
+
+def lines_of(training: Training, folder: Path, place: Place, first: int) -> Iterator[dict[str, Any]]:
+    """The epochs' lines; when the training gives up, the last good state is kept as a checkpoint first."""
+    epoch = first - 1
+    try:
+        for line in training.epochs(first):
+            yield line
+            epoch = line["epoch"] if "event" not in line else epoch
+    except Diverged as diverged:
+        if epoch >= 0:
             save(training, folder, place, epoch)
+        tries = training.settings.rollbacks
+        raise EowError(f"{diverged}. Given up after {tries} rollbacks; the last good state is in {folder}") from None
 
 
 def save(training: Training, folder: Path, place: Place, epoch: int) -> None:
     """A checkpoint. Other ranks write what is theirs alone first; rank 0's file makes the epoch count."""
-    state = training.state()
+    state, header = training.state(), {"epoch": epoch, "rollbacks": training.rollbacks}
     if place.rank:
-        storage.write_tensors(rank_file(folder, place.rank, epoch), state, {"epoch": epoch})
+        storage.write_tensors(rank_file(folder, place.rank, epoch), state, header)
     if place.world > 1:
         torch.distributed.barrier()
     if place.rank == 0:
-        storage.write_tensors(folder / "checkpoint.safetensors", state, {"epoch": epoch})
+        storage.write_tensors(folder / "checkpoint.safetensors", state, header)
         for file in folder.glob("checkpoint-rank*"):
             if not file.name.endswith(f"-{epoch}.safetensors"):
                 file.unlink()
@@ -226,7 +238,7 @@ def save(training: Training, folder: Path, place: Place, epoch: int) -> None:
 def restore(training: Training, folder: Path, place: Place) -> int:
     """The epoch of the last checkpoint, whose state the training now has."""
     state, header = storage.read_tensors(folder / "checkpoint.safetensors")
-    epoch = int(header["epoch"])
+    epoch, training.rollbacks = int(header["epoch"]), int(header["rollbacks"])
     if place.rank:
         state, _ = storage.read_tensors(rank_file(folder, place.rank, epoch))
     try:
@@ -242,7 +254,7 @@ def rank_file(folder: Path, rank: int, epoch: int) -> Path:
     return folder / f"checkpoint-rank{rank}-{epoch}.safetensors"
 
 
-def complete_run(method: Method, data: Data, config: RunConfig, folder: Path, place: Place) -> dict[str, Any]:
+def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path, place: Place) -> dict[str, Any]:
     """After the last epoch: the post-hoc part, weights, predictions, figures, and the summary that ends the run."""
     method.eval()
     train, holdout = (each and Batches(each, 1000, data.transform, place.device) for each in (data.train, data.holdout))
@@ -282,27 +294,6 @@ def complete_run(method: Method, data: Data, config: RunConfig, folder: Path, pl
     return summary
 
 
-def predict_set(run: Run, name: str, dataset: Dataset) -> predictions.Predictions:
-    """The run's predictions on a data set: from its folder when nothing has changed, else made and stored there."""
-    path = run.folder / "predictions" / f"{name.replace(':', '-').replace('/', '_')}.safetensors"
-    key = predictions.content_key(run.weights_hash, dataset, run.transform)
-    if path.exists():
-        stored = predictions.read(path)
-        if stored.manifest.get("key") == key:
-            return stored
-    device = next(run.method.parameters()).device
-    arrays = predictions.compute(run.method, dataset, run.transform, device, run.config.seed)
-    manifest = {
-        "key": key, "method": run.config.method.name, "lam": getattr(run.config.method, "lam", None),
-        "seed": run.config.seed,
-        "data": dataset.name, "split": dataset.split, "data_hash": dataset.hash, "official": dataset.official,
-        "weights": run.weights_hash, "classes": list(run.classes), "config": configs.to_table(run.config),
-        "versions": {"eow": eow.__version__, "torch": torch.__version__},
-    }  # fmt: skip
-    predictions.write(path, arrays, manifest)
-    return predictions.read(path)
-
-
 def load(folder: str | Path, device: str = "cpu") -> Run:
     """Open a finished run. Everything needed stands in its weights file; no code is run from it."""
     folder = Path(folder)
@@ -321,21 +312,3 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         ) from None
     method.to(device).eval()
     return Run(folder, config, method, classes, in_shape, transform, storage.file_hash(folder / "weights.safetensors"))
-
-
-def predict_files(run: Run, files: list[Path], unknown_rate: float | None = None) -> list[dict[str, Any]]:
-    """One row a sample: file, index in it, label, class name, confidence, unknown."""
-    rows = []
-    for file in files:
-        inputs = read_inputs(file, run.in_shape)
-        x = run.transform(torch.from_numpy(inputs))
-        with own_randomness(x.device, run.config.seed):
-            said = run.method.predict(x, unknown_rate)
-        for index, (label, confidence, unknown) in enumerate(
-            zip(said.label.tolist(), said.confidence.tolist(), said.unknown.tolist())
-        ):
-            rows.append({
-                "file": str(file), "index": index, "of": len(inputs), "label": label, "class": run.classes[label],
-                "confidence": confidence, "unknown": unknown,
-            })  # fmt: skip
-    return rows

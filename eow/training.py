@@ -4,8 +4,9 @@
     for line in training.epochs(first):      # one dict for the log after every epoch
         ...training.state()                  # everything that a checkpoint must hold
 
-All randomness of epoch e on rank r comes from (seed, e, r), and the learning rate from the step's number, so the state
-is tensors only.
+All randomness of epoch e on rank r comes from (seed, e, r, rollbacks), and the learning rate from the step's number,
+so the state is tensors and one count. An epoch whose loss is not finite, or that the method calls diverged, is undone:
+the last good state comes back and the epoch is tried with other random numbers at half the rate, a few times at most.
 """
 
 import math
@@ -71,6 +72,10 @@ def make_optimizer(module: nn.Module, settings: TrainConfig) -> torch.optim.Opti
     )
 
 
+class Diverged(EowError):
+    """An epoch that must not count."""
+
+
 class Training:
     """A method being trained. The method must already be on its device and prepared (`Method.prepare`)."""
 
@@ -101,6 +106,7 @@ class Training:
             devices = [place.device] if place.device.type == "cuda" else None
             self.module = DistributedDataParallel(method, device_ids=devices, broadcast_buffers=False)
         wanted = settings.precision
+        self.rollbacks = 0  # so far; part of a checkpoint
         self.bf16 = wanted == "bf16" or (wanted == "auto" and place.device.type == "cuda")
 
     def epochs(self, first: int = 0) -> Iterator[dict[str, Any]]:
@@ -113,11 +119,29 @@ class Training:
             bar.advance(task, first * len(self.batches))
             for epoch in range(first, total):
                 source = self.batches if epoch < count or self.holdout is None else self.holdout
-                torch.manual_seed(derive(self.seed, epoch, self.place.rank))
-                self.method.stream.manual_seed(derive(self.seed, epoch, self.place.rank, 1))
-                self.method.begin_epoch(epoch, count)
-                bar.update(task, epoch=f"{epoch + 1}/{total}")
-                yield self.one_epoch(epoch, source, steps, bar, task)
+                good = {name: tensor.clone() for name, tensor in self.state().items()}
+                while True:
+                    torch.manual_seed(derive(self.seed, epoch, self.place.rank, self.rollbacks, 0))
+                    self.method.stream.manual_seed(derive(self.seed, epoch, self.place.rank, self.rollbacks, 1))
+                    self.method.begin_epoch(epoch, count)
+                    bar.update(task, epoch=f"{epoch + 1}/{total}", completed=epoch * len(self.batches))
+                    began = time.perf_counter()
+                    try:
+                        line = self.one_epoch(epoch, source, steps, bar, task)
+                        break
+                    except Diverged as diverged:
+                        self.restore(good)
+                        if self.rollbacks == self.settings.rollbacks:
+                            raise
+                        self.rollbacks += 1
+                        self.method.counters()
+                        yield self.rollback_line(epoch, str(diverged), time.perf_counter() - began)
+                yield line
+
+    def rollback_line(self, epoch: int, reason: str, seconds: float) -> dict[str, Any]:
+        """What the log says of an epoch that was undone."""
+        rate = 0.5**self.rollbacks
+        return {"epoch": epoch, "event": "rollback", "reason": reason, "rate_factor": rate, "seconds": seconds}
 
     def one_epoch(self, epoch: int, source: EpochSource, steps: int, bar: Progress, task: Any) -> dict[str, Any]:
         began, seen = time.perf_counter(), 0
@@ -127,7 +151,7 @@ class Training:
         for index, (x, y) in enumerate(source.epoch(epoch)):
             # Held-out epochs come after the schedule and keep its last rate.
             step = min(epoch * len(self.batches) + index, steps - 1)
-            rate = learning_rate(step, steps, len(self.batches), self.settings)
+            rate = learning_rate(step, steps, len(self.batches), self.settings) * 0.5**self.rollbacks
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.bf16):
@@ -135,6 +159,8 @@ class Training:
             loss = torch.stack(list(terms.values())).sum()
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            if self.settings.clip:
+                nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.clip)
             self.optimizer.step()
             for name, term in terms.items():
                 totals[name] = totals.get(name, 0) + term.detach()
@@ -142,7 +168,7 @@ class Training:
             bar.advance(task)
             if index % READ_EVERY == READ_EVERY - 1 or index == len(source) - 1:
                 means = {name: float(value) / (index + 1) for name, value in totals.items()}
-                self.check_finite(means, epoch, index)
+                self.check(means, epoch, index)
                 speed = seen / (time.perf_counter() - began)
                 bar.update(task, status=" ".join(f"{k} {v:.3f}" for k, v in means.items()) + f"  {speed:,.0f} images/s")
         seconds = time.perf_counter() - began
@@ -155,13 +181,19 @@ class Training:
             "images_per_second": seen / seconds,
         }
 
-    def check_finite(self, means: dict[str, float], epoch: int, index: int) -> None:
-        for name, value in means.items():
-            if not math.isfinite(value):
-                raise EowError(
-                    f"the loss term {name!r} became {value} in epoch {epoch + 1}, by step {index + 1}: "
-                    "look for extreme inputs, lower train.lr, or give the chains a trust region (method.trust)"
-                )
+    def check(self, means: dict[str, float], epoch: int, index: int) -> None:
+        """Stop an epoch that has diverged on any rank."""
+        wrong = [f"the loss term {name!r} became {value}" for name, value in means.items() if not math.isfinite(value)]
+        trouble = wrong[0] if wrong else self.method.trouble(means)
+        if self.place.world > 1:
+            flag = torch.tensor(float(trouble is not None), device=self.place.device)
+            torch.distributed.all_reduce(flag)
+            trouble = trouble or ("another rank diverged" if flag else None)
+        if trouble:
+            raise Diverged(
+                f"{trouble} in epoch {epoch + 1}, by step {index + 1}: "
+                "look for extreme inputs, lower train.lr, or give the chains a trust region (method.trust)"
+            )
 
     def state(self) -> dict[str, Tensor]:
         """Parameters, buffers (the replay buffer too) and the optimiser's state, by name."""

@@ -67,11 +67,11 @@ def test_predictions_are_reused_by_content_alone(finished: Path) -> None:
     noise = eow.data.load("noise", split="test", shape=(1, 8, 8))
     path = finished / "predictions" / "noise.safetensors"
     before = path.stat().st_mtime_ns
-    runs.predict_set(run, "noise", noise)
+    predictions.predict_set(run, "noise", noise)
     assert path.stat().st_mtime_ns == before
-    runs.predict_set(run, "noise", noise.subset(range(100)))  # the same name, other data
+    predictions.predict_set(run, "noise", noise.subset(range(100)))  # the same name, other data
     assert len(predictions.read(path).labels) == 100
-    runs.predict_set(run, "noise", noise)
+    predictions.predict_set(run, "noise", noise)
     assert len(predictions.read(path).labels) == len(noise)
 
 
@@ -200,7 +200,8 @@ def test_two_processes_train_as_torchrun_starts_them(tmp_path: Path) -> None:
     folder = tmp_path / "two"
     command = [
         sys.executable, "-m", "eow", "train", "--data", "digits", "--out", str(folder), "--epochs", "2",
-        "--devices", "2", "--set", "train.checkpoint_every=1", "--set", "method.start=buffer", "--device", "cpu", "--quiet",
+        "--devices", "2", "--set", "train.checkpoint_every=1", "--set", "method.start=buffer", "--device", "cpu",
+        "--quiet",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr

@@ -147,6 +147,33 @@ def test_a_wrong_option_is_named() -> None:
         eow.fit(small_model(), blobs(), method="eof")
 
 
+def test_a_diverged_epoch_is_undone_and_tried_at_half_the_rate() -> None:
+    """A method that reports trouble once: the epoch is undone, and what follows is as if it had begun with the new rate."""
+    training = make_training("vanilla")
+    before = {name: tensor.clone() for name, tensor in training.state().items() if name.startswith("method.")}
+    complaints = iter(["it hums"])
+    training.method.trouble = lambda means: next(complaints, None)  # type: ignore[method-assign]
+    lines = training.epochs()
+    undone = next(lines)
+    assert (undone["epoch"], undone["event"], undone["rate_factor"]) == (0, "rollback", 0.5)
+    assert "it hums" in undone["reason"]
+    assert all(torch.equal(before[name], training.state()[name]) for name in before)
+    rest = list(lines)
+    assert [line["epoch"] for line in rest] == list(range(6))
+    assert rest[0]["lr"] == pytest.approx(0.5 * learning_rate(9, 60, 10, training.settings))
+
+
+def test_clipping_bounds_the_first_update() -> None:
+    start = [p.clone() for p in make_training("vanilla").method.parameters()]
+    training = make_training(
+        "vanilla", optimizer="sgd", lr=1.0, clip=1e-3, momentum=0.0, schedule="constant", epochs=1, batch=300
+    )
+    list(training.epochs())
+    moved = torch.stack([(a - b).norm() for a, b in zip(start, training.method.parameters())]).norm().item()
+    decay = 5e-4 * torch.stack([p.norm() for p in start]).norm().item()
+    assert 0 < moved <= 1e-3 + decay
+
+
 def test_a_loss_that_explodes_ends_the_training_with_a_sentence() -> None:
     with pytest.raises(EowError, match=r"loss term 'ce' became (nan|inf) in epoch"):
         list(make_training(method="vanilla", optimizer="sgd", lr=1e30, epochs=3).epochs())

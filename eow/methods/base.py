@@ -79,8 +79,8 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def finish(self, train: Any, holdout: Any) -> None:
-        """A post-hoc part after the last epoch. Both are data.loader.Batches, `holdout` the part of the training set that
-        training has not seen, or None where the run has none; no method is ever given test data."""
+        """A post-hoc part after the last epoch. Both are data.loader.Batches, `holdout` the part of the training set
+        that training has not seen, or None where the run has none; no method is ever given test data."""
 
     def answer(self, x: Tensor) -> Prediction:
         """The method's prediction; `predict` calls it in evaluation mode and without gradients."""
@@ -98,6 +98,11 @@ class Method(nn.Module):
         logits = said.logits.clone()
         logits[:, -1] += prior_shift(unknown_rate, self.options.lam)
         return open_prediction(logits)
+
+    def trouble(self, means: dict[str, float]) -> str | None:
+        """Why training must not go on like this, seen in the means of the loss terms; None when all is well. A loss
+        that is not finite is found without this."""
+        return None
 
     def counters(self) -> dict[str, float]:
         """What the method counted since the last call, for the log: the only place where it may read from the

@@ -1,0 +1,42 @@
+"""All the data of one run, as its settings want it: training, held-out and test sets, and what counts as unknown."""
+
+from dataclasses import dataclass
+
+from eow.config import DataConfig
+from eow.data import Dataset, holdout_split, known_unknown, load, statistics
+from eow.data.loader import Transform
+from eow.errors import EowError
+
+
+@dataclass(frozen=True)
+class RunData:
+    """`outliers` holds the sets to tell apart from `test`; the one named "unknown" has the test samples of classes that
+    were held out of training."""
+
+    train: Dataset
+    holdout: Dataset | None
+    test: Dataset
+    outliers: dict[str, Dataset]
+    transform: Transform
+
+
+def load_sets(wanted: DataConfig, seed: int) -> RunData:
+    """Training, held-out and test data as the config wants them, and everything that counts as unknown."""
+    root, allow = wanted.root or None, wanted.allow_unofficial
+    train = load(wanted.name, root, "train", allow_unofficial=allow)
+    test = load(wanted.name, root, "test", allow_unofficial=allow)
+    outliers: dict[str, Dataset] = {}
+    if wanted.unknown_classes:
+        train, _ = known_unknown(train, wanted.unknown_classes)
+        test, outliers["unknown"] = known_unknown(test, wanted.unknown_classes)
+    holdout = None
+    if wanted.holdout:
+        train, holdout = holdout_split(train, wanted.holdout, seed)
+    for name in wanted.outliers:
+        outlier = load(name, root, "test", allow_unofficial=allow, shape=test.shape)
+        if outlier.shape != test.shape:
+            raise EowError(
+                f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {test.shape}: choose others"
+            )
+        outliers[name] = outlier
+    return RunData(train, holdout, test, outliers, Transform(*statistics(train)))
