@@ -1,13 +1,17 @@
-# make demo: install, then the digits demo.   make test: the whole suite.   make lint: ruff and mypy.
+# make demo: install, then the digits demo.   make demo-all: all methods, three seeds.
+# make test: the whole suite.   make lint: ruff and mypy.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo demo-all test lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/eow demo --out runs/demo
+
+demo-all: $(VENV)/.installed
+	$(BIN)/eow demo --all --seeds 3 --out runs/demo-all
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest

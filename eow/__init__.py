@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "EowError": "eow.errors",
     "SplitModel": "eow.models",
-    "fit": "eow.training",
+    "fit": "eow.fitting",
     "load_run": "eow.runs",
     "resolve": "eow.config",
     "sample": "eow.sampling",

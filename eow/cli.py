@@ -194,17 +194,22 @@ def predict(
         print_table("", ["file", "label", "confidence", "unknown"], cells)
 
 
-@app.command(epilog="Example:  eow demo --out runs/demo")
+@app.command(epilog="Example:  eow demo --all --seeds 3 --out runs/demo-all")
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the two runs go; an old demo there is replaced.")] = Path(
+    out: Annotated[Path, typer.Option(help="Where the runs go; without --all, an old demo there is replaced.")] = Path(
         "runs/demo"
     ),
-    seed: Annotated[int, typer.Option(help="The demo's seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of a demo of two methods.")] = 0,
+    every: Annotated[bool, typer.Option("--all", help="Every method; goes on where it was stopped.")] = False,
+    seeds: Annotated[int, typer.Option(help="With --all: how many, 0 and up.")] = 3,
 ) -> None:
-    """Train vanilla and EOW-Softmax on digits 0-7 and meet 8 and 9 for the first time."""
-    from eow.demo import run_demo
+    """Train vanilla and EOW-Softmax, or all methods, on digits 0-7 and meet 8 and 9 for the first time."""
+    from eow.demo import run_all, run_demo
 
-    run_demo(out, seed)
+    if every:
+        run_all(out, seeds)
+    else:
+        run_demo(out, seed)
 
 
 @app.command(epilog="Example:  eow theory --out theory.png --lam 0.1")
@@ -222,6 +227,20 @@ def theory(
     cells = [[row.energy, f"{row.rank_correlation:.4f}", f"{row.deviation:.3f}"] for row in rows]
     print_table(f"fixed points, λ = {lam}", columns, cells)
     typer.echo(f"drawn to {out}")
+
+
+@app.command(epilog="Example:  eow methods")
+def methods() -> None:
+    """Every method by name: what it is, whether it needs held-out data, what a prediction costs."""
+    from eow.console import print_table
+    from eow.methods import METHODS
+
+    columns = ["name", "what it is", "held-out data", "a prediction costs"]
+    rows = [
+        [name, kind.summary, "yes" if kind.needs_holdout else "no", kind.costlier or "one pass"]
+        for name, kind in METHODS.items()
+    ]
+    print_table("methods", columns, rows)
 
 
 @data_app.command("list", epilog="Example:  eow data list")

@@ -1,16 +1,34 @@
-"""The demo: digits with 8 and 9 never seen in training, vanilla beside EOW-Softmax, in one table."""
+"""The demo: digits with 8 and 9 never seen in training, vanilla beside EOW-Softmax, in one table; or all methods over
+several seeds."""
 
 import shutil
+import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eow.config import resolve
+from eow.config import RunConfig, resolve
 from eow.console import console, print_table
+from eow.errors import EowError
 from eow.evaluate import evaluate
+from eow.methods import METHODS
+from eow.methods.vanilla import VanillaOptions
 from eow.runs import train
 
 UNKNOWN_CLASSES = (8, 9)
 RATE = 0.01  # the unknown rate of the table's last ECE
+PATTERNS = {
+    "accuracy": "{:.1%}", "ece": "{:.2%}", "ece_at_rate": "{:.2%}", "nll": "{:.3f}", "auroc": "{:.1%}",
+    "unknown_known": "{:.3f}", "unknown_unseen": "{:.3f}", "seconds": "{:.1f}",
+}  # fmt: skip
+NOTE = (
+    "accuracy, ECE and AUROC in %. AUROC: confidence on known test digits against 8s and 9s.\nunknown: its mean on each."
+)
+
+
+def demo_config(method: str, seed: int) -> RunConfig:
+    wishes = {"data": {"name": "digits", "unknown_classes": UNKNOWN_CLASSES}, "method": {"name": method}, "seed": seed}
+    return resolve(wishes)
 
 
 def run_demo(folder: Path, seed: int = 0, resume: bool = False) -> dict[str, dict[str, Any]]:
@@ -22,19 +40,40 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False) -> dict[str, dic
     for method in ("vanilla", "eow"):
         if not resume and (folder / method / "config.json").exists():
             shutil.rmtree(folder / method)  # an old demo, which this one replaces
-        wishes = {
-            "data": {"name": "digits", "unknown_classes": UNKNOWN_CLASSES},
-            "method": {"name": method},
-            "seed": seed,
-        }
-        summary = train(resolve(wishes), folder / method, resume=resume)
+        summary = train(demo_config(method, seed), folder / method, resume=resume)
         figures[method] = row(folder / method, summary)
     print_table(
         f"digits, seed {seed}",
         ["method", "accuracy", "ECE", f"ECE, ρ={RATE}", "NLL", "AUROC", "unknown: known", "unseen", "seconds"],
         [[method, *cells(each)] for method, each in figures.items()],
-        note="accuracy, ECE and AUROC in %. AUROC: confidence on known test digits against 8s and 9s.\n"
-        f"unknown: its mean on each. ρ: the share of unknowns to expect, {RATE} instead of λ/(1+λ).",
+        note=f"{NOTE} ρ: the share of unknowns to expect, {RATE} instead of λ/(1+λ).",
+    )
+    console.print(f"everything is in {folder}/")
+    return figures
+
+
+def run_all(folder: Path, seeds: int = 3) -> dict[str, list[dict[str, Any]]]:
+    """Train every method with every seed into `folder`, print the table of means, and return the figures by method.
+
+    Runs that are already complete are not made again. Post-hoc methods share one vanilla run without the held-out part.
+    """
+    if seeds < 1:
+        raise EowError(f"{seeds} seeds are none: give at least 1")
+    figures: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
+    for seed in range(seeds):
+        for method, kind in METHODS.items():
+            config, beside = demo_config(method, seed), folder / f"seed{seed}"
+            if kind.post_hoc and config.data.holdout:
+                train(replace(config, method=VanillaOptions()), beside / "vanilla-holdout", resume=True, progress=False)
+            summary = train(config, beside / method, resume=True, progress=False)
+            figures[method].append(row(beside / method, summary))
+            console.print(f"seed {seed}: {method}, {summary['train_seconds']:.1f} s of training")
+    shown = {key: pattern for key, pattern in PATTERNS.items() if key != "ece_at_rate"}
+    print_table(
+        f"digits, {seeds} seeds",
+        ["method", "accuracy", "ECE", "NLL", "AUROC", "unknown: known", "unseen", "seconds"],
+        [[m, *(spread([one[key] for one in runs], shown[key]) for key in shown)] for m, runs in figures.items()],
+        note=f"{NOTE} Mean ± standard deviation over the seeds.",
     )
     console.print(f"everything is in {folder}/")
     return figures
@@ -42,20 +81,24 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False) -> dict[str, dic
 
 def row(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
     known, unseen = summary["metrics"]["test"], summary["metrics"]["unknown"]
-    open_world = "auroc_unknown" in unseen
+    has_unknown = max(known["unknown"], unseen["unknown"]) > 0
     return {
         "accuracy": known["accuracy"], "ece": known["ece"], "nll": known["nll"], "auroc": unseen["auroc_confidence"],
-        "ece_at_rate": evaluate(folder, RATE)["test"]["ece"] if open_world else None,
-        "unknown_known": known["unknown"] if open_world else None,
-        "unknown_unseen": unseen["unknown"] if open_world else None,
+        "ece_at_rate": evaluate(folder, RATE)["test"]["ece"] if "auroc_unknown" in unseen else None,
+        "unknown_known": known["unknown"] if has_unknown else None,
+        "unknown_unseen": unseen["unknown"] if has_unknown else None,
         "seconds": summary["train_seconds"],
     }  # fmt: skip
 
 
 def cells(figures: dict[str, Any]) -> list[str]:
-    patterns = {
-        "accuracy": "{:.1%}", "ece": "{:.2%}", "ece_at_rate": "{:.2%}", "nll": "{:.3f}", "auroc": "{:.1%}",
-        "unknown_known": "{:.3f}", "unknown_unseen": "{:.3f}", "seconds": "{:.1f}",
-    }  # fmt: skip
-    shown = {key: "-" if figures[key] is None else pattern.format(figures[key]) for key, pattern in patterns.items()}
-    return [text.rstrip("%") for text in shown.values()]
+    return [spread([figures[key]], pattern) for key, pattern in PATTERNS.items()]
+
+
+def spread(values: list[float | None], pattern: str) -> str:
+    """"98.4 ± 0.2"; one value stands alone, and what a method does not have is a dash."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "-"
+    parts = [statistics.mean(there), *([statistics.stdev(there)] if len(there) > 1 else [])]
+    return " ± ".join(pattern.format(part).rstrip("%") for part in parts)

@@ -72,6 +72,12 @@ def release(model: str, method: str) -> Table:
     return table
 
 
+# What a method wants of its own, whatever the recipe: MC-Dropout needs a dropout to draw from.
+METHOD_SETTINGS: dict[str, Table] = {"mc_dropout": {"model": {"dropout": 0.1}}}
+
+# For methods with a part that is fitted after training, on data that training has not seen: nor may its last epochs.
+UNSEEN: Table = {"data": {"holdout": 0.1}, "train": {"holdout_epochs": 0}}
+
 RECIPES: dict[str, Callable[[str, str], Table]] = {"modern": modern, "paper": paper, "release": release}
 
 
@@ -92,7 +98,6 @@ def recipe(wishes: Table) -> Table:
     data = str(wishes["data"].get("name", "digits"))
     model = str(wishes["model"].get("name", "wrn28_10" if name == "release" else default_model(data)))
     method = str(wishes["method"].get("name", "eow"))
-    method_named(method)
-    return merge(
-        RECIPES[name](model, method), {"data": {"name": data}, "model": {"name": model}, "method": {"name": method}}
-    )
+    unseen = UNSEEN if method_named(method).needs_holdout else {}
+    names = {"data": {"name": data}, "model": {"name": model}, "method": {"name": method}}
+    return merge(RECIPES[name](model, method), METHOD_SETTINGS.get(method, {}), unseen, names)

@@ -176,6 +176,7 @@ def optimise(method: Method, data: RunData, config: RunConfig, folder: Path, pla
         return Batches(
             dataset, config.train.batch, data.transform, place.device,
             seed=config.seed, augment=augment, resident=wanted.resident, rank=place.rank, world=place.world,
+            episode=method.episode(),
         )  # fmt: skip
 
     batches = batches_of(data.train)

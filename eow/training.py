@@ -1,4 +1,5 @@
-"""The only training loop. `eow train` runs it around a folder (runs.py), `eow.fit` in memory.
+"""The only training loop. `eow train` runs it around a folder (runs.py), `eow.fit` in memory
+(fitting.py).
 
     training = Training(method, batches, settings, place, seed)
     for line in training.epochs(first):      # one dict for the log after every epoch
@@ -11,22 +12,21 @@ the last good state comes back and the epoch is tried with other random numbers 
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
 from rich.progress import Progress
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
 
-from eow.config import TrainConfig, build, convert
+from eow.config import TrainConfig
 from eow.console import training_bar
-from eow.distributed import Place, pick_device
+from eow.distributed import Place
 from eow.errors import EowError
-from eow.methods import Method, method_named
-from eow.models import SplitModel
+from eow.methods import Method
 from eow.seeds import derive, own_randomness
+from eow.stepgraph import StepGraph
 
 READ_EVERY = 50  # steps between two looks at the loss: on a GPU each look waits for the device
 
@@ -61,15 +61,15 @@ def _cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
 
 
-def make_optimizer(module: nn.Module, settings: TrainConfig) -> torch.optim.Optimizer:
+def make_optimizer(module: nn.Module, settings: TrainConfig, rate: Tensor) -> torch.optim.Optimizer:
+    """On a GPU fused, with the rate as a tensor there, so that a captured step sees it change."""
     parameters = [p for p in module.parameters() if p.requires_grad]
-    fused = bool(parameters) and parameters[0].is_cuda
+    cuda, decay = rate.is_cuda, settings.weight_decay
+    lr: Any = rate if cuda else settings.lr
     if settings.optimizer == "adam":  # decoupled decay where there is any: AdamW; with none it is Adam
-        return torch.optim.AdamW(parameters, settings.lr, weight_decay=settings.weight_decay, fused=fused)
+        return torch.optim.AdamW(parameters, lr, weight_decay=decay, fused=cuda, capturable=cuda)
     nesterov = settings.nesterov and settings.momentum > 0
-    return torch.optim.SGD(
-        parameters, settings.lr, settings.momentum, weight_decay=settings.weight_decay, nesterov=nesterov, fused=fused
-    )
+    return torch.optim.SGD(parameters, lr, settings.momentum, weight_decay=decay, nesterov=nesterov, fused=cuda)
 
 
 class Diverged(EowError):
@@ -99,7 +99,19 @@ class Training:
             seed,
         )
         self.bar = bar or training_bar(show=False)
-        self.optimizer = make_optimizer(method, settings)
+        cuda = place.device.type == "cuda"
+        if cuda:
+            method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.rate = torch.tensor(settings.lr, device=place.device)
+        self.optimizer = make_optimizer(method, settings, self.rate)
+        self.totals: dict[str, Tensor] = {}  # sums of the loss terms since the epoch began, on the device
+        self.graphs: dict[Any, StepGraph] = {}
+        able = cuda and method.capturable and place.world == 1
+        if settings.graph == "on" and not able:
+            raise EowError("train.graph=on needs one GPU and a method that can be captured: leave it at auto")
+        self.graphed = able and settings.graph != "off"
+        if settings.compile:
+            method.model.encoder.compile()
         self.module: nn.Module = method
         if place.world > 1:
             # Buffers stay each rank's own: replay buffers must differ between ranks.
@@ -145,29 +157,26 @@ class Training:
 
     def one_epoch(self, epoch: int, source: EpochSource, steps: int, bar: Progress, task: Any) -> dict[str, Any]:
         began, seen = time.perf_counter(), 0
-        totals: dict[str, Tensor] = {}
+        for total in self.totals.values():
+            total.zero_()
         self.method.train()
         rate = 0.0
         for index, (x, y) in enumerate(source.epoch(epoch)):
             # Held-out epochs come after the schedule and keep its last rate.
             step = min(epoch * len(self.batches) + index, steps - 1)
             rate = learning_rate(step, steps, len(self.batches), self.settings) * 0.5**self.rollbacks
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.bf16):
-                terms = self.module(x, y)
-            loss = torch.stack(list(terms.values())).sum()
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if self.settings.clip:
-                nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.clip)
-            self.optimizer.step()
-            for name, term in terms.items():
-                totals[name] = totals.get(name, 0) + term.detach()
+            self.set_rate(rate)
+            if self.graphed:
+                key = (self.method.phase(), x.shape)
+                if key not in self.graphs:
+                    self.graphs[key] = StepGraph(self.step, self.method.stream)
+                self.graphs[key](x, y)
+            else:
+                self.step(x, y)
             seen += len(x) * self.place.world
             bar.advance(task)
             if index % READ_EVERY == READ_EVERY - 1 or index == len(source) - 1:
-                means = {name: float(value) / (index + 1) for name, value in totals.items()}
+                means = self.means(index + 1)
                 self.check(means, epoch, index)
                 speed = seen / (time.perf_counter() - began)
                 bar.update(task, status=" ".join(f"{k} {v:.3f}" for k, v in means.items()) + f"  {speed:,.0f} images/s")
@@ -180,6 +189,35 @@ class Training:
             "seconds": seconds,
             "images_per_second": seen / seconds,
         }
+
+    def set_rate(self, rate: float) -> None:
+        if self.rate.is_cuda:
+            self.rate.fill_(rate)
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """One step of the optimiser. Nothing here waits for the device."""
+        if x.is_cuda and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        # Autocast's cache would hand casts made outside a captured step into it.
+        with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=not self.graphed):
+            terms = self.module(x, y)
+        loss = torch.stack(list(terms.values())).sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.settings.clip:
+            nn.utils.clip_grad_norm_(self.method.parameters(), self.settings.clip)
+        self.optimizer.step()
+        for name, term in terms.items():
+            self.totals.setdefault(name, torch.zeros((), device=term.device)).add_(term.detach())
+
+    def means(self, steps: int) -> dict[str, float]:
+        """The loss terms' means since the epoch began: the loop's only look at the device."""
+        names = list(self.totals)
+        values = torch.stack([self.totals[name] for name in names]).tolist()
+        return {name: value / steps for name, value in zip(names, values)}
 
     def check(self, means: dict[str, float], epoch: int, index: int) -> None:
         """Stop an epoch that has diverged on any rank."""
@@ -221,90 +259,3 @@ class Training:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {**dict(self.method.named_parameters()), **dict(self.method.named_buffers())}
-
-
-class LoaderBatches:
-    """Somebody's loader of (input, label) pairs, as the loop wants it: on the device, and checked."""
-
-    def __init__(self, loader: Any, classes: int, device: torch.device) -> None:
-        if not hasattr(loader, "__len__") or not len(loader):
-            raise EowError(
-                "the loader has no length or no batches: pass a torch DataLoader or a list of (x, y) batches"
-            )
-        self.loader, self.classes, self.device = loader, classes, device
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self.loader:
-            if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise EowError(
-                    f"the loader yields a {type(batch).__name__}: make it yield pairs (inputs, labels) of tensors"
-                )
-            x, y = batch
-            if y.dtype.is_floating_point or y.dim() != 1:
-                raise EowError(f"labels are {y.dtype} of shape {tuple(y.shape)}: pass one whole number a sample")
-            if not y.is_cuda and (y.min() < 0 or y.max() >= self.classes):
-                raise EowError(
-                    f"labels run from {int(y.min())} to {int(y.max())}, "
-                    f"but the model has the classes 0 to {self.classes - 1}"
-                )
-            yield x.to(self.device), y.to(self.device, torch.long)
-
-
-def fit(
-    model: SplitModel,
-    data: Any,
-    *,
-    method: str = "eow",
-    epochs: int = 5,
-    batch: int = 128,
-    optimizer: str = "adam",
-    lr: float = 1e-3,
-    weight_decay: float = 0.0,
-    seed: int = 0,
-    device: str = "auto",
-    progress: bool = False,
-    **options: Any,
-) -> Method:
-    """Train a SplitModel in place and return it as a method, whose `predict(x)` gives label, confidence and unknown.
-
-    `data` is a loader of (inputs, labels) batches or a pair (X, y) of arrays, as the network wants them. `options` are
-    the method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than
-    classes for `eow`.
-    """
-    kind = method_named(method)
-    place = Place(pick_device(device))
-    settings = build(
-        TrainConfig,
-        {"epochs": epochs, "batch": batch, "optimizer": optimizer, "lr": lr, "weight_decay": weight_decay},
-        "fit",
-    )
-    chosen = build(kind.Options, options, "method")
-    classes = model.head.out_features - kind.extra_outputs
-    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple | list):
-        data = array_loader(data[0], data[1], batch)
-    batches = LoaderBatches(data, classes, place.device)
-    first = next(iter(batches.epoch(0)))[0]
-    if not bool(torch.isfinite(first).all()):
-        raise EowError("the inputs hold NaN or infinite values: clean them before fitting")
-    trained = kind(model, chosen, classes, tuple(first.shape[1:]), convert(seed, int, "seed"))
-    trained.to(place.device)
-    trained.prepare(place.device)
-    for _ in Training(trained, batches, settings, place, seed, bar=training_bar(progress)).epochs():
-        pass
-    return trained.eval()
-
-
-def array_loader(inputs: Any, labels: Any, batch: int) -> Sequence[Any] | DataLoader[Any]:
-    x, y = torch.as_tensor(inputs), torch.as_tensor(labels)
-    if len(x) != len(y) or not len(x):
-        raise EowError(
-            f"there are {len(x)} inputs and {len(y)} labels: pass as many labels as inputs, and at least one"
-        )
-    if not x.is_floating_point() or not bool(torch.isfinite(x).all()):
-        raise EowError(
-            "the inputs must be finite floating-point numbers, as the network wants them: scale and clean them first"
-        )
-    return DataLoader(TensorDataset(x.float(), y), batch_size=min(batch, len(x)), shuffle=True, drop_last=True)

@@ -11,6 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from eow import cli
+from eow.methods import METHODS
 
 TINY = ["--epochs", "2", "--set", "model.hidden=16", "--quiet"]
 
@@ -220,6 +221,21 @@ def test_theory_draws(call, tmp_path: Path) -> None:
     refused(call("theory", "--out", tmp_path / "t.png", "--lam", "-1"))
 
 
+def test_methods_are_listed_with_what_they_need_and_cost(call) -> None:
+    code, out, _ = call("methods")
+    assert code == 0
+    rows = {
+        cells[0]: cells[1:]
+        for line in out.splitlines()
+        if len(cells := [c.strip() for c in line.split("│")[1:-1]]) == 4
+    }
+    assert list(rows) == list(METHODS)
+    assert rows["vanilla"] == ["softmax and cross-entropy", "no", "one pass"]
+    assert rows["temperature"][1] == "yes"
+    assert rows["ensemble"][1] == "no"
+    assert "5 passes" in rows["ensemble"][2]
+
+
 def test_data_list_and_verify(call, tmp_path: Path) -> None:
     code, out, _ = call("data", "list", "--root", tmp_path)
     assert code == 0
@@ -238,6 +254,7 @@ def test_every_command_has_help_with_an_example() -> None:
         ["predict"],
         ["demo"],
         ["theory"],
+        ["methods"],
         ["data", "list"],
         ["data", "fetch"],
         ["data", "verify"],

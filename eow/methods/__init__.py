@@ -2,10 +2,37 @@
 
 from eow.errors import EowError
 from eow.methods.base import Method, Prediction
+from eow.methods.controls import VOS, MixedNegatives, NoiseNegatives
+from eow.methods.dble import DBLE
+from eow.methods.ensemble import Ensemble
 from eow.methods.eow import EOW
+from eow.methods.jem import JEM
+from eow.methods.label_smoothing import LabelSmoothing
+from eow.methods.mc_dropout import MCDropout
+from eow.methods.mixup import Mixup
+from eow.methods.ova_dm import OvADM
+from eow.methods.shrink import Shrink
+from eow.methods.temperature import Temperature, fit_temperature, fit_temperature_and_bias
+from eow.methods.trust_score import TrustScore
 from eow.methods.vanilla import Vanilla
 
-METHODS: dict[str, type[Method]] = {"vanilla": Vanilla, "eow": EOW}
+METHODS: dict[str, type[Method]] = {
+    "vanilla": Vanilla,
+    "label_smoothing": LabelSmoothing,
+    "mixup": Mixup,
+    "mc_dropout": MCDropout,
+    "ensemble": Ensemble,
+    "temperature": Temperature,
+    "trust_score": TrustScore,
+    "jem": JEM,
+    "ova_dm": OvADM,
+    "dble": DBLE,
+    "eow": EOW,
+    "shrink": Shrink,
+    "noise_negatives": NoiseNegatives,
+    "mixed_negatives": MixedNegatives,
+    "vos": VOS,
+}
 
 
 def method_named(name: str) -> type[Method]:
@@ -14,4 +41,4 @@ def method_named(name: str) -> type[Method]:
     return METHODS[name]
 
 
-__all__ = ["METHODS", "Method", "Prediction", "method_named"]
+__all__ = ["METHODS", "Method", "Prediction", "fit_temperature", "fit_temperature_and_bias", "method_named"]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from eow.data.loader import Episode
 from eow.errors import EowError
 from eow.models import SplitModel, frozen_statistics
 from eow.openworld import prior_shift
@@ -43,6 +44,9 @@ class Method(nn.Module):
     post_hoc: ClassVar[bool] = (
         False  # nothing but `finish` differs from vanilla: a vanilla run's weights can be taken over
     )
+    capturable: ClassVar[bool] = (
+        False  # `forward` neither waits for the device nor decides on a tensor's value in Python
+    )
     costlier: ClassVar[str] = ""  # how a prediction costs more than one forward pass, for `eow methods`
     extra_outputs: ClassVar[int] = 0  # logits beyond the K classes
 
@@ -71,6 +75,14 @@ class Method(nn.Module):
     def prepare(self, device: torch.device) -> None:
         """Called once, when the module is on its device and before the first epoch (or a checkpoint's state) comes."""
         self.stream = torch.Generator(device)
+
+    def episode(self) -> Episode | None:
+        """How training batches are to be made, where they are not just shuffled samples."""
+        return None
+
+    def phase(self) -> Any:
+        """What `forward` does at the moment, for methods that change over time: each phase is captured for itself."""
+        return None
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Called before every epoch, for methods whose loss depends on the time."""

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, open_prediction
 from eow.models import SplitModel, frozen_statistics
-from eow.sampling import NEGATIVE_LOSSES, Starts, run_chain
+from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts
 from eow.sampling.langevin import noise_scale
 
 
@@ -54,6 +54,7 @@ class EOW(Method):
     Options = EOWOptions
     summary = "K+1 softmax, the unknown trained on Langevin chains in the latent space"
     extra_outputs = 1
+    capturable = True
 
     def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
         super().__init__(model, options, classes, in_shape, seed)
@@ -73,10 +74,12 @@ class EOW(Method):
                 f"method.encoder='joint' needs chains that start from features or mixed, not {options.start!r}"
             )
         self.active = True
-        self.tally: dict[str, Tensor] = {}
+        self.sampler: Sampler | None = None
+        self.tally = torch.zeros(4)  # chains, chains the trust region held back, energies at their starts and ends
 
     def prepare(self, device: torch.device) -> None:
         super().prepare(device)
+        self.tally = torch.zeros(4, dtype=torch.float64, device=device)
         if self.starts.buffer is not None:
             self.starts.buffer.fill(self.stream.manual_seed(self.seed))
 
@@ -87,6 +90,9 @@ class EOW(Method):
                 f"method.start_epoch is {start} of {epochs} epochs: the energy term would never start, lower it"
             )
         self.active = epoch >= (round(start * epochs) if 0 < start < 1 else start)
+
+    def phase(self) -> bool:
+        return self.active
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         z = self.model.encoder(x)
@@ -104,33 +110,20 @@ class EOW(Method):
         o = self.options
         start = self.starts.draw(z if o.encoder == "joint" else z.detach(), y, self.stream)
         trust = o.trust * z.detach().flatten(1).float().norm(dim=1).mean() if o.trust else None
-        chain = run_chain(
-            self.model.tail,
-            start,
-            o.energy,
-            steps=o.steps,
-            step=o.step,
-            noise=o.noise,
-            trust=trust,
-            generator=self.stream,
-        )
+        if self.sampler is None or self.sampler.tail is not self.model.tail:
+            self.sampler = Sampler(self.model.tail, o.energy, steps=o.steps, step=o.step, noise=o.noise)
+        chain = self.sampler(start, trust, self.stream, autocast=torch.is_autocast_enabled(start.device.type))
         self.starts.store(chain.z)
-        for key, value in (
-            ("capped", chain.capped.sum()),
-            ("chains", torch.ones_like(chain.capped).sum()),
-            ("energy_start", chain.energy[0].sum()),
-            ("energy_end", chain.energy[-1].sum()),
-        ):
-            self.tally[key] = self.tally.get(key, 0) + value
+        self.tally[0] += len(start)
+        self.tally[1:] += torch.stack([chain.capped.sum(), chain.energy[0].sum(), chain.energy[-1].sum()])
         return chain.z if o.encoder == "detached" else start + (chain.z - start).detach()
 
     def counters(self) -> dict[str, float]:
-        tally = {key: float(value) for key, value in self.tally.items()}
-        self.tally = {}
-        if not tally:
+        chains, capped, start, end = self.tally.tolist()
+        self.tally.zero_()
+        if not chains:
             return {}
-        means = {key: tally[key] / tally["chains"] for key in ("energy_start", "energy_end")}
-        return {"chains": tally["chains"], "capped": tally["capped"], **means}
+        return {"chains": chains, "capped": capped, "energy_start": start / chains, "energy_end": end / chains}
 
     def answer(self, x: Tensor) -> Prediction:
         return open_prediction(self.model(x))

@@ -20,6 +20,7 @@ class VanillaOptions(NoOptions):
 class Vanilla(Method):
     Options = VanillaOptions
     summary = "softmax and cross-entropy"
+    capturable = True
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"ce": cross_entropy(self.model(x).float(), y)}

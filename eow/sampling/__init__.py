@@ -2,6 +2,17 @@
 
 from eow.sampling.chains import ReplayBuffer, Starts, parse_starts
 from eow.sampling.energies import ENERGIES, NEGATIVE_LOSSES
-from eow.sampling.langevin import Chain, run_chain, sample
+from eow.sampling.graphed import Sampler, sample
+from eow.sampling.langevin import Chain, run_chain
 
-__all__ = ["ENERGIES", "NEGATIVE_LOSSES", "Chain", "ReplayBuffer", "Starts", "parse_starts", "run_chain", "sample"]
+__all__ = [
+    "ENERGIES",
+    "NEGATIVE_LOSSES",
+    "Chain",
+    "ReplayBuffer",
+    "Sampler",
+    "Starts",
+    "parse_starts",
+    "run_chain",
+    "sample",
+]

@@ -7,6 +7,7 @@ and change nothing on CIFAR-100; chains from the batch's features or from mixtur
     features   the batch's own features
     mixed      a·z_i + (1 - a)·z_j with a ~ U(0, 1), i and j of different classes (of the same one in a batch of one
                class)
+    gaussian   unlikely draws from the Gaussians of a queue of features (outliers.py)
 
 or a weighted mixture of these, written `noise:0.5,mixed:0.5`.
 """
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
+from eow.sampling.outliers import GaussianOutliers
 
-KINDS = ("noise", "buffer", "features", "mixed")
+KINDS = ("noise", "buffer", "features", "mixed", "gaussian")
 
 
 def parse_starts(text: str) -> dict[str, float]:
@@ -114,6 +116,8 @@ class Starts(nn.Module):
         self.counts = {kind: share for kind, share in apportion(parse_starts(text), count).items() if share}
         self.shape, self.width = shape, width
         self.buffer = ReplayBuffer(buffer_size, shape, width, restart) if "buffer" in self.counts else None
+        drawn = self.counts.get("gaussian", 0)
+        self.outliers = GaussianOutliers(buffer_size, shape, drawn) if drawn else None
 
     def draw(self, features: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Starts in the order of the text. They carry the features' gradient, where they have one: the caller
@@ -126,6 +130,10 @@ class Starts(nn.Module):
             elif kind == "buffer":
                 assert self.buffer is not None
                 parts.append(self.buffer.draw(count, generator).to(features.dtype))
+            elif kind == "gaussian":
+                assert self.outliers is not None
+                self.outliers.store(features, labels)
+                parts.append(self.outliers.draw(count, generator).to(features.dtype))
             elif kind == "features":
                 order = torch.randperm(len(features), generator=generator, device=features.device)
                 parts.append(features[order.repeat(-(-count // len(order)))[:count]])

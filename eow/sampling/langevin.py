@@ -23,7 +23,7 @@ class Chain(NamedTuple):
 
     z: Tensor
     capped: Tensor  # (N,) bool: the trust region held this chain back at least once
-    energy: Tensor  # (steps + 1, N): the energy before every step, and at the end
+    energy: Tensor  # (steps + 1, N): the energy before every step and at the end; the fast path keeps first and last
 
 
 def noise_scale(noise: float | str, step: float) -> float:
@@ -35,16 +35,21 @@ def noise_scale(noise: float | str, step: float) -> float:
     return float(noise)
 
 
+def check_steps(steps: int, step: float) -> None:
+    if steps < 0 or step <= 0:
+        raise EowError(f"a chain of {steps} steps of size {step} is none: steps must be at least 0 and step above 0")
+
+
 def within(z: Tensor, start: Tensor, trust: float | Tensor) -> tuple[Tensor, Tensor]:
     """Each chain pulled back to the ball of radius `trust` (one for all, or one each) around its start, and which ones
     were."""
-    move = (z - start).flatten(1)
-    length = move.norm(dim=1)
-    radius = torch.as_tensor(trust, dtype=length.dtype, device=length.device).expand_as(length)
+    move = z - start
+    length = torch.linalg.vector_norm(move, dim=tuple(range(1, z.dim())), keepdim=True)
+    radius = torch.as_tensor(trust, dtype=z.dtype, device=z.device).expand(len(z)).view_as(length)
     outside = ~(length <= radius)  # a NaN length is outside too
-    scale = torch.where(outside, radius / length, 1.0).nan_to_num(0.0)
-    move = torch.where(outside[:, None], move.nan_to_num(0.0) * scale[:, None], move)
-    return start + move.view_as(z), outside
+    pulled = torch.addcmul(start, move, radius / length)
+    z = torch.where(outside, pulled, z)
+    return torch.where(length.isfinite(), z, start), outside.flatten()
 
 
 def run_chain(
@@ -60,46 +65,26 @@ def run_chain(
 ) -> Chain:
     """`steps` Langevin steps of every row of z0 at once. The tail's parameters and statistics are read, never
     changed."""
-    if steps < 0 or step <= 0:
-        raise EowError(f"a chain of {steps} steps of size {step} is none: steps must be at least 0 and step above 0")
+    check_steps(steps, step)
     energy_of = energy_named(energy)
     std = noise_scale(noise, step)
     start = z0.detach()
+    start = start.float() if start.dtype in (torch.bfloat16, torch.float16) else start  # steps are too small for those
     z = start.clone()
     capped = torch.zeros(len(z), dtype=torch.bool, device=z.device)
     energies = torch.empty(steps + 1, len(z), device=z.device)
     with frozen_statistics(tail), torch.enable_grad():
         for t in range(steps):
             z.requires_grad_(True)
-            value = energy_of(tail(z).float() if z.dtype != torch.float64 else tail(z))
+            value = energy_of(tail(z).to(z.dtype))
             (gradient,) = torch.autograd.grad(value.sum(), z)
             energies[t] = value.detach()
             z = z.detach() - 0.5 * step * gradient
             if std > 0:
-                z = z + std * torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
+                z = z + std * torch.empty_like(z).normal_(generator=generator)
             if trust is not None:
                 z, outside = within(z, start, trust)
                 capped |= outside
         with torch.no_grad():
-            energies[steps] = energy_of(tail(z).float())
+            energies[steps] = energy_of(tail(z).to(z.dtype))
     return Chain(z, capped, energies)
-
-
-def sample(
-    tail: nn.Module,
-    z0: Tensor,
-    energy: str | Energy = "paper",
-    *,
-    steps: int = 100,
-    step: float = 2.0,
-    noise: float | str = 1e-3,
-    trust: float | Tensor | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """The ends of Langevin chains that start at z0 and descend `energy`, detached; see the module's first lines.
-
-    `energy` is a name (`paper`, `proof`, `complement`) or any function of the tail's output that gives one value a
-    row. `trust`, a number or one number a chain, is the farthest a chain may end from its start: what keeps it from
-    running away where the energy is unbounded below, as it always is for `paper` before a linear head.
-    """
-    return run_chain(tail, z0, energy, steps=steps, step=step, noise=noise, trust=trust, generator=generator).z

@@ -1,0 +1,219 @@
+"""What the energy term costs: plain steps and EOW steps side by side, in one run, as milliseconds and ratios.
+
+    python benchmarks/speed.py                       # on a GPU: ResNet-50, WRN-28-10, VGG11, MLP; minutes
+    python benchmarks/speed.py --small               # on a CPU: the same table, smaller
+    python benchmarks/speed.py --json speed.json
+
+Warm-up is excluded, GPU times are device events, every figure is a median. `chain` is the 100 Langevin steps alone;
+`floor` is what their arithmetic would take at the matrix rate that the same run measures; `reference` is the chain of
+langevin.py under autograd. On a GPU `plain` and `EOW` are whole steps as one CUDA graph, in bfloat16.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from eow.config import TrainConfig
+from eow.console import print_table
+from eow.distributed import Place
+from eow.methods import METHODS
+from eow.models import build
+from eow.sampling import Sampler, run_chain
+from eow.training import Training
+
+# model, options of the model, cuts, input shape, classes
+FULL = [
+    ("mlp", {"hidden": (512, 512)}, ["penultimate", "input"], (1, 28, 28), 10),
+    ("vgg11", {}, ["penultimate", "stage3"], (3, 32, 32), 10),
+    ("resnet50", {}, ["penultimate", "stage4", "stage3"], (3, 32, 32), 100),
+    ("wrn28_10", {"norm": "none", "activation": "leaky_relu"}, ["stage2"], (3, 32, 32), 100),
+]
+SMALL = [
+    ("mlp", {"hidden": (256, 256)}, ["penultimate", "input"], (1, 8, 8), 8),
+    ("vgg11", {}, ["penultimate", "stage4"], (3, 32, 32), 10),
+    ("resnet18", {}, ["penultimate", "stage4", "stage3"], (3, 32, 32), 100),
+]
+
+
+def timed(work: Callable[[], Any], device: torch.device, repeats: int, warm_up: int = 5) -> float:
+    """Median milliseconds of one call."""
+    for _ in range(warm_up):
+        work()
+    times = []
+    for _ in range(repeats):
+        if device.type == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        else:
+            began = time.perf_counter()
+            work()
+            times.append(1000 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+def matrix_rate(device: torch.device, bf16: bool) -> float:
+    """Floating-point operations a second of a large matrix product."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if bf16 else torch.float32) for _ in range(2))
+    return 2 * size**3 / (timed(lambda: a @ b, device, 20) / 1000)
+
+
+def make_step(
+    method: str, spec: Any, cut: str, batch: int, place: Place, options: dict[str, Any], **settings: Any
+) -> Any:
+    """A training step on random data, ready to be called, and the method it trains."""
+    name, model_options, _, shape, classes = spec
+    kind = METHODS[method]
+    torch.manual_seed(0)
+    model = build(name, classes + kind.extra_outputs, shape, cut=cut, **model_options)
+    trained = kind(model, kind.Options(**options), classes, shape).to(place.device)
+    trained.prepare(place.device)
+    x = torch.randn(batch, *shape, device=place.device)
+    y = torch.randint(classes, (batch,), device=place.device)
+
+    class Same:
+        def __len__(self) -> int:
+            return 10**9
+
+        def epoch(self, epoch: int) -> Any:
+            return iter(())
+
+    training = Training(trained, Same(), TrainConfig(lr=1e-4, **settings), place, 0)
+    trained.train()
+    if not training.graphed:
+        return lambda: training.step(x, y), trained
+    from eow.stepgraph import StepGraph
+
+    graph = StepGraph(training.step, trained.stream)
+    return lambda: graph(x, y), trained
+
+
+def chain_flops(tail: torch.nn.Module, z: Tensor, steps: int) -> float:
+    """Operations of the chain: one pass forward and one back to the input a step, as the reference does them."""
+    z = z.detach().clone().requires_grad_()
+    for parameter in tail.parameters():
+        parameter.requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        tail(z).sum().backward()
+    for parameter in tail.parameters():
+        parameter.requires_grad_(True)
+    return counter.get_total_flops() * steps
+
+
+def rows_of(
+    spec: Any, batch: int, place: Place, steps: int, chains: int, repeats: int, references: bool
+) -> list[dict[str, Any]]:
+    cuda = place.device.type == "cuda"
+    plain_eager = timed(
+        make_step("vanilla", spec, "penultimate", batch, place, {}, graph="off")[0], place.device, repeats
+    )
+    plain = (
+        timed(make_step("vanilla", spec, "penultimate", batch, place, {})[0], place.device, repeats)
+        if cuda
+        else plain_eager
+    )
+    rows = []
+    for cut in spec[2]:
+        options = {"steps": steps, "chains": chains, "start": "features", "trust": 0.0, "start_epoch": 0}
+        step, method = make_step("eow", spec, cut, batch, place, options)
+        row: dict[str, Any] = {"model": spec[0], "cut": cut, "batch": batch, "plain_eager": plain_eager, "plain": plain}
+        row["eow"] = timed(step, place.device, repeats)
+        row["ratio"] = row["eow"] / plain
+        z = method.model.encoder.eval()(torch.randn(chains, *spec[3], device=place.device)).detach()
+        layout = torch.channels_last if z.dim() == 4 and cuda else torch.contiguous_format
+        z = z.contiguous(memory_format=layout)
+        settings: dict[str, Any] = {"steps": steps, "step": 2.0, "noise": 1e-3}
+        sampler = Sampler(method.model.tail, "paper", **settings)
+        row["chain"] = timed(
+            lambda s=sampler, z=z, m=method: s(z, None, m.stream, autocast=cuda), place.device, repeats
+        )
+        row["flops"] = chain_flops(method.model.tail.eval(), z, steps)
+        if references:
+            slow = make_step("eow", spec, cut, batch, place, options, graph="off")
+
+            def reference(method: Any = slow[1], z: Tensor = z) -> None:
+                with torch.autocast(place.device.type, torch.bfloat16, enabled=cuda):
+                    run_chain(method.model.tail, z, "paper", generator=method.stream, **settings)
+
+            row["chain_reference"] = timed(reference, place.device, max(3, repeats // 5), warm_up=2)
+            row["eow_reference"] = plain_eager + row["chain_reference"]
+        rows.append(row)
+        if cuda:
+            torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="small networks, for a CPU")
+    parser.add_argument("--models", default="", help="only these, separated by commas")
+    parser.add_argument("--batches", default="", help="batch sizes, separated by commas")
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--chains", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=0)
+    parser.add_argument("--json", default="", help="write the figures there")
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    small = arguments.small or device.type == "cpu"
+    steps = arguments.steps or (20 if small else 100)
+    repeats = arguments.repeats or (5 if small else 20)
+    batches = [int(b) for b in arguments.batches.split(",") if b] or ([64] if small else [64, 256, 1024])
+    chosen = [
+        spec for spec in (SMALL if small else FULL) if not arguments.models or spec[0] in arguments.models.split(",")
+    ]
+    place = Place(device)
+    rate = matrix_rate(device, bf16=device.type == "cuda")
+    rows = []
+    for spec in chosen:
+        for batch in batches:
+            rows += rows_of(spec, batch, place, steps, arguments.chains, repeats, references=batch == batches[0])
+    for row in rows:
+        row["floor"] = 1000 * row["flops"] / rate
+    where = (
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    columns = [
+        "model",
+        "cut",
+        "batch",
+        "plain eager",
+        "plain",
+        "EOW",
+        "EOW / plain",
+        "chain",
+        "reference",
+        "floor",
+        "of the floor",
+    ]
+    cells = [
+        [row["model"], row["cut"], row["batch"], *(f"{row[key]:.2f}" for key in ("plain_eager", "plain", "eow", "ratio", "chain")),
+         f"{row['chain_reference']:.1f}" if "chain_reference" in row else "-", f"{row['floor']:.2f}", f"{row['floor'] / row['chain']:.0%}"]
+        for row in rows
+    ]  # fmt: skip
+    title = f"{where}, torch {torch.__version__}, {arguments.chains} chains of {steps} steps, {rate / 1e12:.3g} TFLOP/s; milliseconds"
+    print_table(title, columns, cells)
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(
+                {"device": where, "torch": torch.__version__, "steps": steps, "rate": rate, "rows": rows},
+                file,
+                indent=1,
+            )
+
+
+if __name__ == "__main__":
+    main()

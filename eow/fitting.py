@@ -1,0 +1,103 @@
+"""`eow.fit`: the training loop in memory, for a model and data that somebody already has."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from eow.config import TrainConfig, build, convert
+from eow.console import training_bar
+from eow.distributed import Place, pick_device
+from eow.errors import EowError
+from eow.methods import Method, method_named
+from eow.models import SplitModel
+from eow.training import Training
+
+
+class LoaderBatches:
+    """Somebody's loader of (input, label) pairs, as the loop wants it: on the device, and checked."""
+
+    def __init__(self, loader: Any, classes: int, device: torch.device) -> None:
+        if not hasattr(loader, "__len__") or not len(loader):
+            raise EowError(
+                "the loader has no length or no batches: pass a torch DataLoader or a list of (x, y) batches"
+            )
+        self.loader, self.classes, self.device = loader, classes, device
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in self.loader:
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise EowError(
+                    f"the loader yields a {type(batch).__name__}: make it yield pairs (inputs, labels) of tensors"
+                )
+            x, y = batch
+            if y.dtype.is_floating_point or y.dim() != 1:
+                raise EowError(f"labels are {y.dtype} of shape {tuple(y.shape)}: pass one whole number a sample")
+            if not y.is_cuda and (y.min() < 0 or y.max() >= self.classes):
+                raise EowError(
+                    f"labels run from {int(y.min())} to {int(y.max())}, "
+                    f"but the model has the classes 0 to {self.classes - 1}"
+                )
+            yield x.to(self.device), y.to(self.device, torch.long)
+
+
+def fit(
+    model: SplitModel,
+    data: Any,
+    *,
+    method: str = "eow",
+    epochs: int = 5,
+    batch: int = 128,
+    optimizer: str = "adam",
+    lr: float = 1e-3,
+    weight_decay: float = 0.0,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool = False,
+    **options: Any,
+) -> Method:
+    """Train a SplitModel in place and return it as a method, whose `predict(x)` gives label, confidence and unknown.
+
+    `data` is a loader of (inputs, labels) batches or a pair (X, y) of arrays, as the network wants them. `options` are
+    the method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than
+    classes for `eow`.
+    """
+    kind = method_named(method)
+    place = Place(pick_device(device))
+    settings = build(
+        TrainConfig,
+        {"epochs": epochs, "batch": batch, "optimizer": optimizer, "lr": lr, "weight_decay": weight_decay},
+        "fit",
+    )
+    chosen = build(kind.Options, options, "method")
+    classes = model.head.out_features - kind.extra_outputs
+    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple | list):
+        data = array_loader(data[0], data[1], batch)
+    batches = LoaderBatches(data, classes, place.device)
+    first = next(iter(batches.epoch(0)))[0]
+    if not bool(torch.isfinite(first).all()):
+        raise EowError("the inputs hold NaN or infinite values: clean them before fitting")
+    trained = kind(model, chosen, classes, tuple(first.shape[1:]), convert(seed, int, "seed"))
+    trained.to(place.device)
+    trained.prepare(place.device)
+    for _ in Training(trained, batches, settings, place, seed, bar=training_bar(progress)).epochs():
+        pass
+    return trained.eval()
+
+
+def array_loader(inputs: Any, labels: Any, batch: int) -> DataLoader[Any]:
+    x, y = torch.as_tensor(inputs), torch.as_tensor(labels)
+    if len(x) != len(y) or not len(x):
+        raise EowError(
+            f"there are {len(x)} inputs and {len(y)} labels: pass as many labels as inputs, and at least one"
+        )
+    if not x.is_floating_point() or not bool(torch.isfinite(x).all()):
+        raise EowError(
+            "the inputs must be finite floating-point numbers, as the network wants them: scale and clean them first"
+        )
+    return DataLoader(TensorDataset(x.float(), y), batch_size=min(batch, len(x)), shuffle=True, drop_last=True)

@@ -1,0 +1,227 @@
+"""Temperature scaling: the fit against known answers and another optimiser, and the method on digits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from problems import blobs, small_model
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+
+from eow import predictions, runs, storage
+from eow.config import resolve
+from eow.data import Dataset
+from eow.data.loader import Batches, Transform
+from eow.data.sets import load_sets
+from eow.errors import EowError
+from eow.methods import fit_temperature, fit_temperature_and_bias
+from eow.methods.temperature import Temperature, TemperatureOptions
+
+
+def problem(classes: int, samples: int = 2000, temperature: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits, and labels drawn from softmax(logits / temperature)."""
+    random = np.random.default_rng(0)
+    z = 2.0 * random.normal(size=(samples, classes))
+    gumbel = random.gumbel(size=z.shape)
+    return z, (z / temperature + gumbel).argmax(1)
+
+
+def nll(logits: np.ndarray, labels: np.ndarray) -> float:
+    return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean()
+
+
+def batches(split: str = "train", samples: int = 90) -> Batches:
+    x, y = blobs(samples)
+    return Batches(Dataset("blobs", split, x, y, ("a", "b", "c")), 40, Transform((0.0,), (1.0,)), torch.device("cpu"))
+
+
+def make() -> Temperature:
+    return Temperature(small_model(extra=0), TemperatureOptions(), 3, (4,))
+
+
+@pytest.mark.parametrize("classes", [10, 100, 1000])
+def test_scaled_logits_scale_the_temperature(classes: int) -> None:
+    z, y = problem(classes, samples=1000)
+    base = fit_temperature(z, y)
+    for scale in (0.25, 0.5, 2.99, 4.98, 10.0):
+        assert fit_temperature(scale * z, y) / base == pytest.approx(scale, rel=1e-3)
+
+
+@pytest.mark.parametrize("true", [0.5, 1.0, 2.99, 4.98])
+def test_the_true_temperature_is_found(true: float) -> None:
+    """5,000 samples: T's standard error, from the Fisher information in 1/T, is below 4 %; 4 of them are allowed."""
+    z, y = problem(20, samples=5000, temperature=true)
+    p = softmax(z / true, axis=1)
+    information = ((p * z**2).sum(1) - (p * z).sum(1) ** 2).sum()
+    error = true**2 / np.sqrt(information)
+    assert error < 0.04 * true
+    assert abs(fit_temperature(z, y) - true) < 4 * error
+
+
+def test_another_optimiser_finds_the_same() -> None:
+    z, y = problem(10, temperature=3.0)
+    other = minimize_scalar(
+        lambda log: nll(z / np.exp(log), y), bounds=(-3, 5), method="bounded", options={"xatol": 1e-9}
+    )
+    assert fit_temperature(z, y) == pytest.approx(np.exp(other.x), rel=1e-5)
+    tensors = torch.tensor(z, dtype=torch.float32, requires_grad=True), torch.tensor(y)
+    assert fit_temperature(*tensors) == pytest.approx(np.exp(other.x), rel=1e-5)
+
+
+def test_a_constant_added_to_a_samples_logits_changes_nothing() -> None:
+    z, y = problem(10)
+    far = z + 1e4 * np.arange(len(z))[:, None] / len(z)
+    assert fit_temperature(far, y) == pytest.approx(fit_temperature(z, y), rel=1e-6)
+
+
+@pytest.mark.parametrize("samples", [1, 10, 500])
+def test_without_an_error_the_rule_of_succession_bounds_it(samples: int) -> None:
+    z, _ = problem(10, samples)
+    y = z.argmax(1)
+    with pytest.warns(UserWarning, match="not one of the held-out samples is an error"):
+        temperature = fit_temperature(z, y)
+    assert softmax(z / temperature, axis=1).max(1).mean() == pytest.approx((samples + 1) / (samples + 2), abs=1e-9)
+    with pytest.warns(UserWarning, match="an error"):
+        assert fit_temperature(7 * z, y) == pytest.approx(7 * temperature)
+
+
+def test_labels_against_the_logits_give_the_bound() -> None:
+    z, _ = problem(10)
+    scale = (z.max(1) - z.mean(1)).mean()
+    with pytest.warns(UserWarning, match="belong together"):
+        temperature = fit_temperature(z, z.argmin(1))
+    assert temperature == pytest.approx(1000 * scale)
+
+
+@pytest.mark.filterwarnings("ignore:the held-out likelihood")
+@pytest.mark.parametrize("seed", range(4))
+def test_labels_independent_of_the_logits_leave_nothing_to_believe(seed: int) -> None:
+    z, _ = problem(10)
+    flat = softmax(z / fit_temperature(z, np.random.default_rng(seed).integers(10, size=len(z))), axis=1)
+    assert flat.max() < 0.2  # whichever sign the slope has at T = infinity
+
+
+def test_k_plus_1_logits_are_fitted_over_all_of_them() -> None:
+    """Known labels only, yet T has its optimum: the unknown's logit is one more competitor."""
+    z, y = problem(11, temperature=2.0)
+    known = y < 10
+    found = fit_temperature(z[known], y[known])
+    around = [nll(z[known] / (found * factor), y[known]) for factor in (0.99, 1.0, 1.01)]
+    assert around[1] < min(around[0], around[2])
+
+
+@pytest.mark.parametrize("rate", [None, 0.001, 0.3])
+def test_temperature_and_bias_of_k_plus_1_logits(rate: float | None) -> None:
+    z, y = problem(11, temperature=2.0)
+    known = y < 10
+    z, y = z[known], y[known]
+    temperature, bias = fit_temperature_and_bias(z, y, rate)
+    assert temperature == pytest.approx(fit_temperature(z[:, :-1], y))
+    shifted = z / temperature
+    shifted[:, -1] += bias
+    h = softmax(shifted, axis=1)
+    wanted = softmax(z, axis=1)[:, -1].mean() if rate is None else rate
+    assert h[:, -1].mean() == pytest.approx(wanted, rel=1e-6)
+    # By likelihood alone there is no bias: any lower one is better.
+    lower = shifted.copy()
+    lower[:, -1] -= 1
+    assert nll(lower, y) < nll(shifted, y)
+
+
+def test_the_bias_undoes_a_known_shift() -> None:
+    z, y = problem(11)
+    z, y = z[y < 10], y[y < 10]
+    shifted = z.copy()
+    shifted[:, -1] += 2.5
+    rate = 0.05
+    assert fit_temperature_and_bias(shifted, y, rate)[1] == pytest.approx(
+        fit_temperature_and_bias(z, y, rate)[1] - 2.5 / fit_temperature(z[:, :-1], y), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "sentence"),
+    [
+        (np.zeros((0, 3)), np.zeros(0, int), "shape"),
+        (np.zeros((4, 1)), np.zeros(4, int), "shape"),
+        (np.eye(3), np.zeros(2, int), "shape"),
+        (np.eye(3), np.array([0, 1, 3]), "from 0 to 2"),
+        (np.eye(3), np.array([0, -1, 2]), "from 0 to 2"),
+        (np.eye(3), np.array([0.0, 1.0, 2.0]), "whole numbers"),
+        (np.full((3, 3), np.nan), np.arange(3), "NaN"),
+        (np.ones((3, 3)), np.arange(3), "the same"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(logits: np.ndarray, labels: np.ndarray, sentence: str) -> None:
+    with pytest.raises(EowError, match=sentence):
+        fit_temperature(logits, labels)
+
+
+def test_wrong_unknown_rates_and_labels_are_refused() -> None:
+    z, y = problem(11)
+    for rate in (0.0, 1.0, -0.5):
+        with pytest.raises(EowError, match="unknown rate"):
+            fit_temperature_and_bias(z, np.minimum(y, 9), rate)
+    with pytest.raises(EowError, match="known classes only"):
+        fit_temperature_and_bias(z, y)
+
+
+def test_it_divides_the_logits_by_what_it_fitted() -> None:
+    method, held = make(), batches()
+    x, y = next(iter(batches(samples=40).in_order()))
+    with pytest.raises(EowError, match="not been fitted"):
+        method.predict(x)
+    method.finish(batches(), held)
+    logits = method.model(held.inputs).detach().double().numpy()
+    assert method.temperature.item() == pytest.approx(fit_temperature(logits, held.labels))
+    said = method.predict(x)
+    expected = softmax(method.model(x).detach().double().numpy() / method.temperature.item(), axis=1)
+    np.testing.assert_allclose(said.probs.numpy(), expected, atol=1e-6)
+    assert said.probs.dtype == torch.float32
+    h = method.model(x).softmax(1)
+    torch.testing.assert_close(method(x, y)["ce"], -h[range(40), y].log().mean())  # training knows of no temperature
+
+
+def test_it_is_fitted_on_held_out_training_data_or_not_at_all() -> None:
+    with pytest.raises(EowError, match=r"set data\.holdout"):
+        make().finish(batches(), None)
+    with pytest.raises(EowError, match="test split of blobs"):
+        make().finish(batches(), batches("test"))
+
+
+def test_recipes_hold_data_out_for_it() -> None:
+    assert resolve({"method": {"name": "temperature"}}).data.holdout == 0.1
+    assert resolve({"method": {"name": "vanilla"}}).data.holdout == 0
+    assert resolve({"method": {"name": "temperature"}, "data": {"holdout": 50}}).data.holdout == 50
+    release = resolve({"method": {"name": "temperature"}, "recipe": "release"})
+    assert (release.data.holdout, release.train.holdout_epochs) == (0.1, 0)  # not trained on in the end
+
+
+@pytest.mark.filterwarnings("ignore:not one of")
+def test_on_digits_it_takes_over_the_vanilla_run_beside_it(tmp_path: Path) -> None:
+    wish = {"data": {"unknown_classes": [8, 9], "holdout": 0.1}}
+    runs.train(resolve(wish, {"method": {"name": "vanilla"}}), tmp_path / "vanilla", progress=False)
+    config = resolve(wish, {"method": {"name": "temperature"}})
+    summary = runs.train(config, tmp_path / "temperature", progress=False)
+    lines = storage.Log(tmp_path / "temperature" / "log.jsonl").read()
+    assert [(line["event"], line["source"]) for line in lines] == [("taken over", "vanilla")]
+    vanilla, run = runs.load(tmp_path / "vanilla"), runs.load(tmp_path / "temperature")
+    ours, theirs = run.method.model.state_dict(), vanilla.method.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert summary["metrics"]["test"]["accuracy"] > 0.95
+    stored = [
+        predictions.read(tmp_path / name / "predictions" / "test.safetensors") for name in ("vanilla", "temperature")
+    ]
+    temperature = run.method.get_buffer("temperature").item()
+    np.testing.assert_allclose(stored[1].probs, softmax(stored[0].logits / temperature, axis=1), atol=1e-6)
+    held = load_sets(config.data, config.seed).holdout
+    logits = vanilla.method.predict(vanilla.transform(torch.from_numpy(held.inputs))).logits
+    assert fit_temperature(logits, held.labels) == pytest.approx(temperature, rel=1e-4)
+
+
+def test_without_a_fitting_vanilla_run_it_trains_itself(tmp_path: Path) -> None:
+    wish = {"train": {"epochs": 2}, "model": {"hidden": [16]}, "data": {"holdout": 0.1}}
+    runs.train(resolve(wish, {"seed": 1, "method": {"name": "vanilla"}}), tmp_path / "vanilla", progress=False)
+    runs.train(resolve(wish, {"method": {"name": "temperature"}}), tmp_path / "temperature", progress=False)
+    assert [line["epoch"] for line in storage.Log(tmp_path / "temperature" / "log.jsonl").read()] == [0, 1]

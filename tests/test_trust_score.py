@@ -1,0 +1,236 @@
+"""The trust score against brute force, its link against scikit-learn, its memory, and the method on digits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from problems import blobs, small_model
+from scipy.special import expit
+from scipy.stats import rankdata
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from eow import predictions, runs, storage
+from eow.config import build, resolve
+from eow.data import Dataset, known_unknown, load
+from eow.data.loader import Batches, Transform
+from eow.errors import EowError
+from eow.methods.trust_score import TrustScore, dense, fit_link, log_trust
+
+
+def make(width: int = 4, **options: object) -> TrustScore:
+    model = small_model(width=width, extra=0)
+    return TrustScore(model, build(TrustScore.Options, options, "method"), 3, (width,), seed=0)
+
+
+def batches(samples: int = 90, split: str = "train", seed: int = 0, width: int = 4) -> Batches:
+    """Blobs with every ninth label wrong: a held-out split with errors, whatever the network."""
+    x, y = blobs(samples, width=width, seed=seed)
+    y[::9] = (y[::9] + 1) % 3
+    data = Dataset("blobs", split, x, y, ("a", "b", "c"))
+    return Batches(data, 40, Transform((0.0,), (1.0,)), torch.device("cpu"))
+
+
+def penultimate(method: TrustScore, x: Tensor) -> np.ndarray:
+    with torch.no_grad():
+        return method.model.encoder(x).double().numpy()
+
+
+def brute_force(stored: np.ndarray, labels: np.ndarray, queries: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """The score by its definition: all distances in float64."""
+    distances = np.sqrt(((queries[:, None] - stored[None]) ** 2).sum(2))
+    own = np.where(labels[None] == predicted[:, None], distances, np.inf).min(1)
+    other = np.where(labels[None] != predicted[:, None], distances, np.inf).min(1)
+    return other / (own + 1e-12)
+
+
+@pytest.mark.parametrize(("layer", "width"), [("penultimate", 4), ("input", 4), ("stage1", 4), ("input", 30)])
+def test_scores_are_those_of_brute_force(layer: str, width: int) -> None:
+    """Below 16 dimensions scikit-learn uses trees, above it compares with all; the layer is the one asked for."""
+    method, train, queries = make(width, layer=layer), batches(width=width), batches(50, seed=1, width=width)
+    method.finish(train, queries)
+    with torch.no_grad():
+        logits, scores = method.judge(queries.inputs)
+        encoder = method.model.recut(layer).encoder
+        stored, asked = (encoder(each.inputs).double().numpy() for each in (train, queries))
+    torch.testing.assert_close(logits, method.model(queries.inputs).detach())
+    expected = brute_force(stored, train.labels.numpy(), asked, logits.argmax(1).numpy())
+    np.testing.assert_allclose(scores.numpy(), np.log(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_the_density_filter_drops_the_sparsest_of_each_class() -> None:
+    random = np.random.default_rng(0)
+    features = random.normal(size=(60, 3)).astype(np.float32)
+    distances = np.sqrt(((features[:, None].astype(float) - features[None]) ** 2).sum(2))
+    radius = np.sort(distances, axis=1)[:, 9]  # the sample itself is the first of k = 10
+    expected = np.flatnonzero(rankdata(radius) <= 60 - 15)
+    assert dense(features, 10, 0.25).tolist() == expected.tolist()
+    assert len(dense(features[:5], 10, 0.5)) == 3  # k is more than there are
+    assert len(dense(features[:1], 10, 0.9)) == 1
+    assert len(dense(features[:0], 10, 0.9)) == 0
+
+
+def test_the_filters_settings_reach_what_is_stored() -> None:
+    train = batches(90)
+    counts = np.bincount(train.dataset.labels)
+    kept = {}
+    for alpha, k in ((0.0, 10), (0.2, 10), (0.2, 3)):
+        method = make(alpha=alpha, k=k)
+        method.finish(train, batches(60, seed=1))
+        assert method.counts.tolist() == [count - int(alpha * count) for count in counts]
+        kept[alpha, k] = method.features.numpy()
+        features = penultimate(method, train.inputs).astype(np.float32)
+        for label, part in enumerate(np.split(method.features.numpy(), np.cumsum(method.counts.numpy())[:-1])):
+            of_class = features[train.dataset.labels == label]
+            wanted = of_class[dense(of_class, k, alpha)] if alpha else of_class
+            np.testing.assert_allclose(part, wanted, atol=1e-6)
+    assert not np.array_equal(kept[0.2, 10], kept[0.2, 3])
+
+
+def test_distances_of_nothing_and_between_duplicates_stay_finite() -> None:
+    distances = np.array([[0.0, 0.0, 1.0], [0.0, 2.0, np.inf], [np.inf, 2.0, 3.0], [np.inf, 2.0, np.inf]])
+    scores = log_trust(distances, np.array([0, 0, 0, 1]))
+    assert np.isfinite(scores).all()
+    np.testing.assert_allclose(scores[[0, 2]], np.log(1e-12))
+    np.testing.assert_allclose(scores[[1, 3]], np.log(1e12))
+
+
+def test_the_link_is_a_logistic_regression_on_smoothed_targets() -> None:
+    """scikit-learn's as the oracle: each sample once as right and once as wrong, weighted by Platt's targets."""
+    random = np.random.default_rng(0)
+    scores = random.normal(1.0, 2.0, size=400)
+    correct = random.uniform(size=400) < expit(0.8 * scores + 0.5)
+    right, wrong = correct.sum(), (~correct).sum()
+    target = np.where(correct, (right + 1) / (right + 2), 1 / (wrong + 2))
+    oracle = LogisticRegression(C=1e12, tol=1e-10).fit(
+        np.concatenate([scores, scores])[:, None],
+        np.repeat([1, 0], 400),
+        sample_weight=np.concatenate([target, 1 - target]),
+    )
+    np.testing.assert_allclose(fit_link(scores, correct), (oracle.coef_[0, 0], oracle.intercept_[0]), rtol=1e-4)
+    assert fit_link(scores, correct) == pytest.approx((0.8, 0.5), abs=0.3)
+
+
+def test_the_link_is_bounded_where_right_and_wrong_are_separable() -> None:
+    scores = np.linspace(-3, 3, 50)
+    slope, offset = fit_link(scores, scores > 1)
+    assert 0 < slope < 50
+    assert abs(offset) < 50
+    p = expit(slope * scores + offset)
+    assert p[scores > 1].min() > 0.5 > p[scores < 0.8].max()
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_split_without_an_error_keeps_the_ranking(right: bool) -> None:
+    scores = np.random.default_rng(0).normal(2.0, 3.0, size=40)
+    with pytest.warns(UserWarning, match="not one of the 40 held-out labels"):
+        slope, offset = fit_link(scores, np.full(40, right))
+    assert slope == 1.0
+    assert expit(scores + offset).mean() == pytest.approx((41 if right else 1) / 42, abs=1e-9)
+
+
+def test_confidence_is_the_link_and_the_rest_is_spread_by_the_softmax() -> None:
+    method, train = make(), batches()
+    x = batches(50, seed=2).inputs
+    with pytest.raises(EowError, match="not been fitted"):
+        method.predict(x)
+    method.finish(train, batches(60, seed=1))
+    h = method.model(x).detach().double().softmax(1).numpy()
+    label = h.argmax(1)
+    score = brute_force(penultimate(method, train.inputs), train.dataset.labels, penultimate(method, x), label)
+    slope, offset = method.link.tolist()
+    said = method.predict(x)
+    confidence = 1 / (1 + np.exp(-offset) * score**-slope)
+    np.testing.assert_allclose(said.confidence.numpy(), confidence, rtol=1e-3)
+    assert (said.label.numpy() == label).all()
+    for row in range(50):
+        for column in range(3):
+            rest = (1 - confidence[row]) * h[row, column] / (1 - h[row, label[row]])
+            expected = confidence[row] if column == label[row] else rest
+            assert said.probs[row, column].item() == pytest.approx(expected, rel=2e-3, abs=1e-6)
+    torch.testing.assert_close(said.probs.sum(1), torch.ones(50))
+    assert (said.unknown == 0).all()
+
+
+def test_a_certain_softmax_still_leaves_something_to_the_others() -> None:
+    method = make()
+    method.finish(batches(), batches(60, seed=1))
+    with torch.no_grad():
+        method.model.head.weight.mul_(1e4)
+        method.model.head.bias.mul_(1e4)
+    said = method.predict(batches(50, seed=2).inputs)
+    assert torch.isfinite(said.probs).all()
+    torch.testing.assert_close(said.probs.sum(1), torch.ones(50))
+
+
+def test_memory_is_bounded_by_an_equal_share_of_every_class() -> None:
+    x, _ = blobs(3000)
+    y = np.where(np.arange(3000) < 6, 2, np.arange(3000) % 2).astype(np.int64)  # a class of 6 among two of about 1,500
+    wide = np.repeat(x, 250, axis=1)  # 1,000 features: 4,000 bytes a sample, 262 samples a megabyte
+    data = Dataset("blobs", "train", wide, y, ("a", "b", "c"))
+    train = Batches(data, 500, Transform((0.0,), (1.0,)), torch.device("cpu"))
+    kept = []
+    for _ in range(2):
+        method = make(1000, layer="input", memory_mb=1)
+        with pytest.warns(UserWarning, match="262 are kept"):
+            method.remember(train)
+        kept.append(method.features.numpy())
+    assert kept[0].nbytes <= 2**20
+    np.testing.assert_array_equal(*kept)
+    share = 262 / 3000
+    for label, count in enumerate(np.bincount(y)):
+        assert abs(method.counts[label].item() - share * count) <= 1
+    assert method.counts[2] >= 1
+    everyone = {row.tobytes(): label for row, label in zip(wide, y)}
+    stored = np.repeat(np.arange(3), method.counts.numpy())
+    assert [everyone[row.tobytes()] for row in kept[0]] == stored.tolist()
+
+
+def test_its_state_can_be_loaded_into_a_new_one() -> None:
+    method, other = make(alpha=0.1), make(alpha=0.1)
+    method.finish(batches(), batches(60, seed=1))
+    other.finish(batches(30), batches(30, seed=3))
+    x = batches(50, seed=2).inputs
+    other.predict(x)  # its searches are made, and must not outlive what they were made from
+    other.load_state_dict(method.state_dict())
+    for mine, its in zip(method.predict(x)[:4], other.predict(x)[:4]):
+        assert torch.equal(mine, its)
+    with pytest.raises(RuntimeError, match="features"):
+        make(layer="input").load_state_dict(method.state_dict())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"alpha": -0.1}, {"alpha": 1.0}, {"k": 1}, {"memory_mb": 0}, {"layer": "moon"}]
+)  # fmt: skip
+def test_wrong_options_are_refused(wrong: dict) -> None:
+    with pytest.raises(EowError):
+        make(**wrong)
+
+
+def test_it_is_fitted_on_held_out_training_data_or_not_at_all() -> None:
+    with pytest.raises(EowError, match=r"set data\.holdout"):
+        make().finish(batches(), None)
+    with pytest.raises(EowError, match="test split of blobs"):
+        make().finish(batches(), batches(split="test"))
+    with pytest.raises(EowError, match="test split of blobs"):
+        make().finish(batches(split="test"), batches())
+
+
+@pytest.mark.filterwarnings("ignore:not one of")
+def test_on_digits_it_takes_over_the_vanilla_run_beside_it(tmp_path: Path) -> None:
+    wish = {"data": {"unknown_classes": [8, 9], "holdout": 0.1}}
+    runs.train(resolve(wish, {"method": {"name": "vanilla"}}), tmp_path / "vanilla", progress=False)
+    config = resolve(wish, {"method": {"name": "trust_score", "alpha": 0.05}})
+    summary = runs.train(config, tmp_path / "trust", progress=False)
+    assert [line["event"] for line in storage.Log(tmp_path / "trust" / "log.jsonl").read()] == ["taken over"]
+    vanilla, run = runs.load(tmp_path / "vanilla"), runs.load(tmp_path / "trust")
+    ours, theirs = run.method.model.state_dict(), vanilla.method.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert summary["metrics"]["test"]["accuracy"] > 0.95
+    assert summary["metrics"]["test"]["ece"] < 0.05
+    assert summary["metrics"]["unknown"]["auroc_confidence"] > 0.9
+    stored = predictions.read(tmp_path / "trust" / "predictions" / "unknown.safetensors")
+    _, unknown = known_unknown(load("digits", split="test"), (8, 9))
+    again = predictions.compute(run.method, unknown, run.transform, torch.device("cpu"))
+    np.testing.assert_allclose(stored.confidence, again["confidence"], atol=1e-5)
