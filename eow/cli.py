@@ -201,7 +201,7 @@ def demo(
     ),
     seed: Annotated[int, typer.Option(help="The seed of a demo of two methods.")] = 0,
     every: Annotated[bool, typer.Option("--all", help="Every method; goes on where it was stopped.")] = False,
-    seeds: Annotated[int, typer.Option(help="With --all: how many, 0 and up.")] = 3,
+    seeds: Annotated[int, typer.Option(help="With --all: how many seeds, from 0 on.")] = 3,
 ) -> None:
     """Train vanilla and EOW-Softmax, or all methods, on digits 0-7 and meet 8 and 9 for the first time."""
     from eow.demo import run_all, run_demo

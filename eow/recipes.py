@@ -22,6 +22,18 @@ PAPER_CHAINS: Table = {
     "start": "buffer", "buffer_size": 10_000, "start_width": 0.1, "restart": 0.05,
 }  # fmt: skip
 
+CONTROLS = ("noise_negatives", "mixed_negatives", "vos")  # EOW without chains: on at the same time, nothing else alike
+
+# What a method wants of its own in `modern`, on every network and on the MLP.
+MODERN_SETTINGS: dict[str, Table] = {
+    "dble": {"train": {"optimizer": "sgd", "lr": 0.1, "nesterov": False, "weight_decay": 5e-4}},
+}
+MODERN_MLP_SETTINGS: dict[str, Table] = {
+    "dble": {"train": {"epochs": 100}},  # each of fewer steps than the others': an episode is a large batch
+    "mixed_negatives": {"model": {"cut": "input"}},  # mixed features taught less on digits
+    "vos": {"method": {"buffer_size": 1000}},  # four times the features there are
+}
+
 
 def modern(model: str, method: str) -> Table:
     if model == "mlp":
@@ -33,8 +45,9 @@ def modern(model: str, method: str) -> Table:
             "weight_decay": 0.0,
             "schedule": "onecycle",
         }
-        return {"train": train, "model": {"hidden": [256, 256]}}
-    return {
+        own = merge(MODERN_SETTINGS.get(method, {}), MODERN_MLP_SETTINGS.get(method, {}))
+        return merge({"train": train, "model": {"hidden": [256, 256]}}, own)
+    table = {
         "train": {
             "epochs": 15,
             "batch": 256,
@@ -44,6 +57,7 @@ def modern(model: str, method: str) -> Table:
             "schedule": "onecycle",
         }
     }
+    return merge(table, MODERN_SETTINGS.get(method, {}))
 
 
 def paper(model: str, method: str) -> Table:
@@ -56,6 +70,8 @@ def paper(model: str, method: str) -> Table:
         table["model"]["hidden"] = [512, 512]
     if method == "eow":
         table["method"] = {**PAPER_CHAINS, "start_epoch": 0}
+    elif method in CONTROLS:
+        table["method"] = {"start_epoch": 0}
     return table
 
 
@@ -69,11 +85,18 @@ def release(model: str, method: str) -> Table:
     table: Table = {"train": train, "model": net, "data": {"holdout": 0.1}}
     if method == "eow":
         table["method"] = {**PAPER_CHAINS, "start_epoch": 8, "negatives": "train"}
+    elif method in CONTROLS:
+        table["method"] = {"start_epoch": 8, "negatives": "train"}
     return table
 
 
-# What a method wants of its own, whatever the recipe: MC-Dropout needs a dropout to draw from.
-METHOD_SETTINGS: dict[str, Table] = {"mc_dropout": {"model": {"dropout": 0.1}}}
+# What a method wants of its own, whatever the recipe: MC-Dropout needs a dropout to draw from, DBLE was published with
+# clipped gradients, VOS needs feature vectors.
+METHOD_SETTINGS: dict[str, Table] = {
+    "mc_dropout": {"model": {"dropout": 0.1}},
+    "dble": {"train": {"clip": 1.0}},
+    "vos": {"model": {"cut": "penultimate"}},
+}
 
 # For methods with a part that is fitted after training, on data that training has not seen: nor may its last epochs.
 UNSEEN: Table = {"data": {"holdout": 0.1}, "train": {"holdout_epochs": 0}}

@@ -111,7 +111,7 @@ class Training:
             raise EowError("train.graph=on needs one GPU and a method that can be captured: leave it at auto")
         self.graphed = able and settings.graph != "off"
         if settings.compile:
-            method.model.encoder.compile()
+            method.model.encoder.compile(dynamic=False)
         self.module: nn.Module = method
         if place.world > 1:
             # Buffers stay each rank's own: replay buffers must differ between ranks.

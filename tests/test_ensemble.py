@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from eow.config import TrainConfig, resolve
 from eow.distributed import Place
 from eow.errors import EowError
+from eow.fitting import LoaderBatches
 from eow.methods import Method
 from eow.methods.ensemble import Ensemble, fresh_copy, member_seeds
 from eow.methods.vanilla import Vanilla
 from eow.models import SplitModel, build
 from eow.runs import load, train
-from eow.training import LoaderBatches, Training
+from eow.training import Training
 
 CPU = torch.device("cpu")
 

@@ -135,10 +135,15 @@ def test_confidence_is_the_link_and_the_rest_is_spread_by_the_softmax() -> None:
     x = batches(50, seed=2).inputs
     with pytest.raises(EowError, match="not been fitted"):
         method.predict(x)
-    method.finish(train, batches(60, seed=1))
+    held = batches(60, seed=1)
+    method.finish(train, held)
+    stored, said_of_held = penultimate(method, train.inputs), method.model(held.inputs).argmax(1).numpy()
+    on_held = np.log(brute_force(stored, train.dataset.labels, penultimate(method, held.inputs), said_of_held))
+    link = fit_link(on_held, said_of_held == held.dataset.labels)
+    np.testing.assert_allclose(method.link.numpy(), link, rtol=1e-4)
     h = method.model(x).detach().double().softmax(1).numpy()
     label = h.argmax(1)
-    score = brute_force(penultimate(method, train.inputs), train.dataset.labels, penultimate(method, x), label)
+    score = brute_force(stored, train.dataset.labels, penultimate(method, x), label)
     slope, offset = method.link.tolist()
     said = method.predict(x)
     confidence = 1 / (1 + np.exp(-offset) * score**-slope)

@@ -1,7 +1,7 @@
 """Controls: EOW's K+1 training with negatives that no chain has moved (steps = 0). What EOW gains over these is what
 Langevin dynamics buys; every option of EOW is there, only the defaults differ.
 
-    noise_negatives   uniform noise at the cut, U(-1, 1) in every coordinate
+    noise_negatives   uniform noise at the cut, U(-3, 3) in every coordinate: wide, three deviations of an input
     mixed_negatives   mixtures of two samples of different classes, at the cut (PROSER's data placeholders, Zhou, Ye,
                       Zhan: CVPR 2021, with Beta(1, 1))
     vos               the least likely draws of class-conditional Gaussians on the features (Du, Wang, Cai, Li: VOS,
@@ -9,8 +9,14 @@ Langevin dynamics buys; every option of EOW is there, only the defaults differ.
 
     loss = E_data[-log h(x)[y]] + λ E_negatives[-log h(z)[K+1]]
 
-Measured:
-MEASURED
+Ours, digits with 8 and 9 unseen, three seeds, recipe `modern` (eow: 98.7, 5.2, 96.2, .047 / .286):
+
+                                  accuracy     ECE          AUROC        unknown: known / unseen classes
+    noise_negatives               98.3 ± 0.4   1.1 ± 0.3    96.1 ± 0.8   .000 / .000
+    noise_negatives, cut=input    99.0 ± 0.3   1.0 ± 0.2    96.0 ± 0.8   .002 / .019
+    mixed_negatives (cut=input)   99.1 ± 0.0   8.2 ± 0.1    96.1 ± 0.4   .087 / .636
+    ... at EOW's cut              98.5 ± 0.1   5.7 ± 0.5    95.1 ± 0.8   .060 / .237
+    vos                           98.4 ± 0.4   11.3 ± 0.6   94.9 ± 0.7   .088 / .122
 """
 
 from dataclasses import dataclass
@@ -23,7 +29,7 @@ from eow.methods.eow import EOW, EOWOptions
 class NoiseNegativesOptions(EOWOptions):
     name: ClassVar[str] = "noise_negatives"
     start: str = "noise"
-    start_width: float = 1.0
+    start_width: float = 3.0
     steps: int = 0
 
 
@@ -55,3 +61,4 @@ class MixedNegatives(EOW):
 class VOS(EOW):
     Options = VOSOptions
     summary = "control: K+1 softmax, the unknown trained on unlikely draws of class Gaussians, no chains"
+    capturable = False  # a Cholesky factor every step, which no CUDA graph is sure to hold

@@ -39,6 +39,7 @@ class Ensemble(Method):
 
     Options = EnsembleOptions
     summary = "several vanilla networks, mean of their probabilities"
+    capturable = True
     costlier = "5 passes, one a member (method.members)"
 
     def __init__(

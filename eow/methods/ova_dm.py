@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 
+from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction
 from eow.models import SplitModel
 
@@ -38,26 +39,28 @@ SMALLEST = 1e-6
 class OvADMOptions(NoOptions):
     name: ClassVar[str] = "ova_dm"
     loss: Literal["sigmoid", "two_sigmoid"] = "sigmoid"
+    centre_scale: float = 1.0  # w is this times its parameter: it learns that much faster (with SGD, its square)
 
 
 class Distances(nn.Module):
     """The head: minus the distance of a feature to each class's centre, (N, D) -> (N, K). Always in float32."""
 
-    def __init__(self, features: int, classes: int) -> None:
+    def __init__(self, features: int, classes: int, scale: float) -> None:
         super().__init__()
+        self.scale = scale
         self.centres = nn.Parameter(torch.zeros(classes, features))
 
     def forward(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
             # Not by |f|² - 2fw + |w|², which leaves rounding errors alone where a feature meets its centre.
-            exact = torch.cdist(features.float(), self.centres, compute_mode="donot_use_mm_for_euclid_dist")
+            exact = torch.cdist(features.float(), self.scale * self.centres, compute_mode="donot_use_mm_for_euclid_dist")
             return -(exact.square() + SMALLEST).sqrt()
 
 
-def replace_head(model: SplitModel, classes: int) -> None:
+def replace_head(model: SplitModel, classes: int, scale: float) -> None:
     """Put Distances where the tail's last linear layer is; every cut stays where it was."""
     head = model.head
-    distances = Distances(head.in_features, classes).to(head.weight.device)
+    distances = Distances(head.in_features, classes, scale).to(head.weight.device)
     (path,) = [name for name, module in model.tail.named_modules() if module is head]
     if path:
         model.tail.set_submodule(path, distances)
@@ -82,7 +85,9 @@ class OvADM(Method):
 
     def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
         super().__init__(model, options, classes, in_shape, seed)
-        replace_head(model, classes)
+        if options.centre_scale <= 0:
+            raise EowError(f"method.centre_scale is {options.centre_scale}: it must be above 0")
+        replace_head(model, classes, options.centre_scale)
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         z = self.model(x)

@@ -15,7 +15,8 @@ proportion to the softmax, so that an NLL exists. Hence argmax of probs may diff
 The training features are part of the weights: 4 bytes · samples · width, 26 MB for 100,000 samples of width 64, 819 MB
 at width 2048. Above `memory_mb` an equal share of every class is kept, drawn from the run's seed.
 
-Ours: not yet run on the paper's benchmarks.
+Ours, digits without 8 and 9, modern recipe, three seeds: AUROC against the unseen classes 96.8 (vanilla 96.0), ECE 1.0
+(1.1), NLL .061 (.045). The paper's benchmarks: not yet run.
 """
 
 import warnings
@@ -83,7 +84,8 @@ class TrustScore(Vanilla):
         self.remember(checked(self, train))
         predicted, labels = collect(self, holdout, lambda x: self.model(x).argmax(1))
         scores, _ = collect(self, holdout, lambda x: self.judge(x)[1])
-        self.link.copy_(torch.tensor(fit_link(scores.numpy(), (predicted == labels).numpy())))
+        link = fit_link(scores.numpy(), (predicted == labels).numpy())
+        self.link.copy_(torch.tensor(link, dtype=torch.float64))
 
     def remember(self, train: Batches) -> None:
         """Keep the training set's features, those that the memory and the density filter allow."""

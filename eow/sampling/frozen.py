@@ -4,7 +4,7 @@ A chain asks the same frozen network for the gradient of one number a row, a hun
 norm (in evaluation mode a fixed scale and shift) is folded into the convolution before it, 1x1 convolutions are matrix
 products over channels-last memory, and nothing is kept but the activations whose signs the way back needs.
 
-    tail = freeze(module)             None where the module holds something that is not known here
+    tail = freeze(module)             freezing.py; None where the module holds something that is not known there
     tail.read(torch.bfloat16)         fold and cast the weights as they are now; can be captured in a CUDA graph
     logits = tail.forward(z)
     gradient = tail.backward(dE_dlogits)
@@ -12,18 +12,14 @@ products over channels-last memory, and nothing is kept but the activations whos
 A linear tail needs two small matrix products a step: the gradient of log h[K+1] is W^T (e_{K+1} - h).
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from eow.models.resnet import Block
-from eow.models.wideresnet import PreactivationBlock
+from eow.sampling import kernels
 
 Norm = nn.BatchNorm1d | nn.BatchNorm2d
-ACTIVATIONS = (nn.ReLU, nn.LeakyReLU)
-NOTHING = (nn.Identity, nn.Dropout)  # in evaluation mode
 
 
 class Piece:
@@ -95,52 +91,67 @@ class Layer(Piece):
         if self.convolution and not self.pointwise:
             self.weight = self.weight.contiguous(memory_format=torch.channels_last)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.shape = x.shape
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        """activation(layer(x) + plus); only a layer without an activation of its own is given something to add."""
+        self.x = x
         if self.convolution and not self.pointwise:
-            self.result = self.convolve(x)
-            return self.result
-        if self.pointwise:
-            x = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
-        if self.slope == 0 and self.bias is not None and x.is_cuda:
-            y = torch._addmm_activation(self.bias, x, self.weight.t())  # bias and ReLU inside the product's kernel
+            y = self.convolve(x, plus)
         else:
-            y = activate(nn.functional.linear(x, self.weight, self.bias), self.slope)
-        if self.pointwise:
-            count, _, height, width = self.shape
-            y = y.view(count, height, width, -1).permute(0, 3, 1, 2)
+            y = self.multiply(x)
+            y = y if plus is None else y.add_(plus)
         self.result = y
         return y
 
-    def convolve(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
+        flat = channels_as_rows(x) if self.pointwise else x
+        if self.slope == 0 and self.bias is not None and x.is_cuda:
+            y = torch._addmm_activation(self.bias, flat, self.weight.t())  # bias and ReLU inside the product's kernel
+        else:
+            y = activate(nn.functional.linear(flat, self.weight, self.bias), self.slope)
+        return rows_as_channels(y, x) if self.pointwise else y
+
+    def convolve(self, x: Tensor, plus: Tensor | None) -> Tensor:
         layer: Any = self.layer
-        if self.slope == 0 and self.bias is not None and x.is_cuda and x.dtype != torch.float32:
+        low = x.is_cuda and x.dtype != torch.float32
+        if low and self.slope == 0 and self.bias is not None and plus is None:
             return torch.cudnn_convolution_relu(x, self.weight, self.bias, layer.stride, layer.padding, (1, 1), 1)
-        return activate(nn.functional.conv2d(x, self.weight, self.bias, layer.stride, layer.padding), self.slope)
+        y = nn.functional.conv2d(x, self.weight, None, layer.stride, layer.padding)
+        rows = y.is_contiguous(memory_format=torch.channels_last)
+        if low and rows and self.bias is not None and kernels.fits(y, *([] if plus is None else [plus])):
+            return kernels.shift_activate(y, self.bias, self.slope, plus)
+        if self.bias is not None:
+            y = y.add_(self.bias.view(1, -1, 1, 1))
+        return activate(y if plus is None else y.add_(plus), self.slope)
 
     def backward(self, gradient: Tensor) -> Tensor:
         return self.multiply_back(deactivate(gradient, self.result, self.slope))
 
     def multiply_back(self, gradient: Tensor, plus: Tensor | None = None) -> Tensor:
-        """The gradient before this layer's activation is taken to its input; `plus` is added on the way."""
-        if not self.convolution or self.pointwise:
-            flat = gradient.permute(0, 2, 3, 1).reshape(-1, gradient.shape[1]) if self.pointwise else gradient
-            if plus is not None and self.pointwise:
-                back = torch.addmm(plus.permute(0, 2, 3, 1).reshape(-1, plus.shape[1]), flat, self.weight)
-                plus = None
-            else:
-                back = flat @ self.weight
-            if self.pointwise:
-                count, _, height, width = self.shape
-                back = back.view(count, height, width, -1).permute(0, 3, 1, 2)
-        else:
-            layer: Any = self.layer
-            unused = gradient.new_empty(1).expand(self.shape)  # only its shape is read
-            back = torch.ops.aten.convolution_backward(
-                gradient, unused, self.weight, None, layer.stride, layer.padding, (1, 1), False, (0, 0), 1,
-                (True, False, False),
-            )[0]  # fmt: skip
-        return back if plus is None else back + plus
+        """The gradient before this layer's activation, taken to its input; `plus` is added and may be overwritten."""
+        if not self.convolution:
+            return gradient @ self.weight
+        if self.pointwise:
+            if plus is None:
+                return rows_as_channels(channels_as_rows(gradient) @ self.weight, self.x)
+            total = channels_as_rows(plus).addmm_(channels_as_rows(gradient), self.weight)
+            return rows_as_channels(total, self.x)
+        layer: Any = self.layer
+        back = torch.ops.aten.convolution_backward(
+            gradient, self.x, self.weight, None, layer.stride, layer.padding, (1, 1), False, (0, 0), 1,
+            (True, False, False),
+        )[0]  # fmt: skip
+        return back if plus is None else back.add_(plus)
+
+
+def channels_as_rows(x: Tensor) -> Tensor:
+    """(N, C, H, W) -> (N·H·W, C), without a copy where the channels lie last in memory."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+
+
+def rows_as_channels(rows: Tensor, like: Tensor) -> Tensor:
+    """Back to a map of the height and width of `like`, channels last in memory."""
+    count, _, height, width = like.shape
+    return rows.view(count, height, width, -1).permute(0, 3, 1, 2)
 
 
 class Rescale(Piece):
@@ -212,10 +223,17 @@ class Chained(Piece):
         for piece in self.pieces:
             piece.read(dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        for piece in self.pieces:
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        """The last piece's result, with `plus` added by it; it must then be a layer without an activation."""
+        if not self.pieces:  # an identity
+            return x
+        *others, last = self.pieces
+        for piece in others:
             x = piece.forward(x)
-        return x
+        if plus is None:
+            return last.forward(x)
+        assert isinstance(last, Layer)
+        return last.forward(x, plus)
 
     def backward(self, gradient: Tensor) -> Tensor:
         for piece in reversed(self.pieces):
@@ -234,7 +252,7 @@ class Residual(Piece):
         self.shortcut.read(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.result = activate(self.branch.forward(x).add_(self.shortcut.forward(x)), self.slope)
+        self.result = activate(self.branch.forward(x, self.shortcut.forward(x)), self.slope)
         return self.result
 
     def backward(self, gradient: Tensor) -> Tensor:
@@ -261,72 +279,10 @@ class Preactivation(Piece):
     def forward(self, x: Tensor) -> Tensor:
         entered = self.entry.forward(x)
         shortcut = x if self.projection is None else self.projection.forward(entered)
-        return self.branch.forward(entered).add_(shortcut)
+        return self.branch.forward(entered, shortcut)
 
     def backward(self, gradient: Tensor) -> Tensor:
         back = self.branch.backward(gradient)
         if self.projection is None:
             return self.entry.backward(back) + gradient
         return self.entry.backward(self.projection.multiply_back(gradient, plus=back))
-
-
-def leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules that are called one after another, nested Sequentials opened."""
-    if isinstance(module, nn.Sequential):
-        for child in module:
-            yield from leaves(child)
-    elif not isinstance(module, NOTHING):
-        yield module
-
-
-def frozen_pieces(module: nn.Module) -> list[Piece] | None:
-    """The module as pieces, a layer taken together with the norm and activation after it; None where one is unknown."""
-    queue, pieces = list(leaves(module)), []
-    while queue:
-        head = queue.pop(0)
-        piece: Piece | None = None
-        if isinstance(head, nn.Linear) or (isinstance(head, nn.Conv2d) and plain(head)):
-            norm = queue.pop(0) if queue and known_norm(queue[0]) else None
-            activation = queue.pop(0) if queue and isinstance(queue[0], ACTIVATIONS) else None
-            piece = Layer(head, norm, activation)  # type: ignore[arg-type]
-        elif known_norm(head) or isinstance(head, ACTIVATIONS):
-            norm = head if known_norm(head) else None
-            follows = bool(queue) and norm is not None and isinstance(queue[0], ACTIVATIONS)
-            piece = Rescale(norm, queue.pop(0) if follows else None if norm is not None else head)  # type: ignore[arg-type]
-        elif isinstance(head, nn.AdaptiveAvgPool2d) and head.output_size in (1, (1, 1)):
-            if queue and isinstance(queue[0], nn.Flatten):
-                queue.pop(0)
-                piece = MeanPool()
-        elif isinstance(head, nn.MaxPool2d) and not head.return_indices:
-            piece = MaxPool(head)
-        elif isinstance(head, nn.Flatten) and (head.start_dim, head.end_dim) == (1, -1):
-            piece = Flat()
-        elif isinstance(head, Block):
-            branch, shortcut = frozen_pieces(head.branch), frozen_pieces(head.shortcut)
-            if branch and shortcut is not None:
-                piece = Residual(branch, shortcut, head.activation)
-        elif isinstance(head, PreactivationBlock):
-            entry = frozen_pieces(head.entry)
-            branch = frozen_pieces(nn.Sequential(head.conv1, head.middle, head.conv2))
-            if entry and branch and isinstance(entry[0], Rescale):
-                piece = Preactivation(entry[0], branch, Layer(head.projection) if head.projection else None)  # type: ignore[arg-type]
-        if piece is None:
-            return None
-        pieces.append(piece)
-    return pieces
-
-
-def plain(layer: nn.Conv2d) -> bool:
-    return layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros" and layer.padding != "same"
-
-
-def known_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.track_running_stats
-
-
-def freeze(tail: nn.Module) -> Chained | None:
-    """The tail with its gradient written out, or None where it holds something that is not known here."""
-    if any(module._forward_hooks or module._forward_pre_hooks for module in tail.modules()):
-        return None
-    pieces = frozen_pieces(tail)
-    return Chained(pieces) if pieces else None

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eow.sampling import kernels
 from eow.sampling.energies import ENERGIES, Energy, energy_named, logit_gradient
-from eow.sampling.frozen import Chained, MeanPool, freeze
+from eow.sampling.freezing import freeze
+from eow.sampling.frozen import Chained, MeanPool
 from eow.sampling.langevin import Chain, check_steps, noise_scale, run_chain, within
 
 
@@ -67,20 +69,28 @@ def steps_of(
     dtype: torch.dtype,
 ) -> Chain:
     z = start.clone()
+    low = z.to(dtype)  # the state as the tail takes it
     capped = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    eps = torch.empty_like(z) if std > 0 else None
+    fused = dtype != z.dtype and trust is None and kernels.fits(z, low)
+    seed = torch.randint(2**31, (1,), generator=generator, device=z.device) if fused else None
+    eps = torch.empty_like(z)
     energies: list[Tensor] = []
-    for _ in range(steps):
-        value, slope = logit_gradient(energy, tail.forward(z.to(dtype)).to(z.dtype), with_value=not energies)
+    for number in range(steps):
+        value, slope = logit_gradient(energy, tail.forward(low).to(z.dtype), with_value=number == 0)
         if value is not None:
             energies.append(value)
-        z.add_(tail.backward(slope.to(dtype)), alpha=-0.5 * step)
-        if eps is not None:
+        gradient = tail.backward(slope.to(dtype))
+        if seed is not None and kernels.fits(z, low, gradient):
+            kernels.langevin_step(z, low, gradient, seed, number, step, std)
+            continue
+        z.add_(gradient, alpha=-0.5 * step)
+        if std > 0:
             z.add_(eps.normal_(generator=generator), alpha=std)
         if trust is not None:
             z, outside = within(z, start, trust)
             capped |= outside
-    energies.append(ENERGIES[energy](tail.forward(z.to(dtype)).to(z.dtype)))
+        low = z.to(dtype)
+    energies.append(ENERGIES[energy](tail.forward(low).to(z.dtype)))
     return Chain(z, capped, torch.stack(energies))
 
 

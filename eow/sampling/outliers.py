@@ -74,6 +74,6 @@ class GaussianOutliers(nn.Module):
             factor, failed = torch.linalg.cholesky_ex(ridged)  # the one that does not make the host wait
             factor = torch.where(failed == 0, factor, torch.nan).float()  # the loop finds a loss that is not finite
             noise = torch.randn(CANDIDATES, width, generator=generator, device=device)
-            longest = noise[noise.square().sum(1).topk(count).indices]
+            longest = noise[noise.norm(dim=1).topk(count).indices]
             place = torch.rand(count, generator=generator, device=device, dtype=torch.float64) * filled
             return means[size - 1 - place.long()] + longest @ factor.T

@@ -1,0 +1,261 @@
+"""The fast chain against the reference: gradients at every cut, steps under the same noise, and statistics."""
+
+import math
+
+import pytest
+import torch
+from problems import linear_energy_gradient, linear_tail
+from torch import Tensor, nn
+
+from eow.models import SplitModel, build
+from eow.sampling import ENERGIES, Sampler, run_chain
+from eow.sampling.energies import logit_gradient
+from eow.sampling.freezing import freeze
+
+NETS = [
+    ("mlp", (1, 8, 8), {}),
+    ("mlp", (20,), {"norm": "batch", "activation": "leaky_relu", "dropout": 0.2}),
+    ("vgg11", (3, 32, 32), {}),
+    ("resnet18", (3, 16, 16), {}),
+    ("resnet18", (3, 16, 16), {"norm": "none", "activation": "leaky_relu"}),
+    ("resnet50", (3, 8, 8), {}),
+    ("wrn28_10", (3, 8, 8), {}),
+    ("wrn28_10", (3, 8, 8), {"norm": "none", "activation": "leaky_relu"}),
+]
+SETTINGS = {"steps": 4, "step": 0.5, "noise": 0.05}
+
+
+def stream(seed: int = 0, device: str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+def net(
+    name: str, shape: tuple[int, ...], options: dict, cut: str = "penultimate", dtype: torch.dtype = torch.float64
+) -> SplitModel:
+    """A network whose batch norms have something to fold: statistics and weights that are not 0 and 1."""
+    torch.manual_seed(0)
+    model = build(name, 5, shape, cut=cut, **options).to(dtype)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            for tensor, low, high in (
+                (module.running_mean, -1, 1),
+                (module.running_var, 0.5, 2),
+                (module.weight.data, 0.5, 2),
+            ):
+                tensor.uniform_(low, high)
+            module.bias.data.uniform_(-1, 1)
+    return model.eval()
+
+
+def latent(model: SplitModel, shape: tuple[int, ...], count: int = 3, layout: str = "rows") -> Tensor:
+    z = torch.randn(count, *model.feature_shape(shape), generator=stream(1), dtype=next(model.parameters()).dtype)
+    return z.to(memory_format=torch.channels_last) if layout == "channels" and z.dim() == 4 else z
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), NETS)
+def test_written_out_gradients_are_autograds_at_every_cut(name: str, shape: tuple, options: dict) -> None:
+    model = net(name, shape, options)
+    for cut in model.cuts:
+        if name == "wrn28_10" and cut in ("input", "stem"):
+            continue  # the same blocks again, only slower
+        split = model.recut(cut)
+        frozen = freeze(split.tail)
+        assert frozen is not None, cut
+        for layout in ("rows", "channels"):
+            z = latent(split, shape, layout=layout).requires_grad_()
+            out = split.tail(z)
+            weights = torch.randn(out.shape, generator=stream(2), dtype=out.dtype)
+            expected = torch.autograd.grad((out * weights).sum(), z)[0]
+            with torch.no_grad():
+                frozen.read(z.dtype)
+                torch.testing.assert_close(frozen.forward(z.detach()), out)
+                torch.testing.assert_close(frozen.backward(weights), expected, atol=1e-10, rtol=1e-7)
+
+
+@pytest.mark.parametrize("energy", ENERGIES)
+def test_logit_gradients_are_autograds(energy: str) -> None:
+    logits = 3 * torch.randn(20, 6, generator=stream(), dtype=torch.float64)
+    leaf = logits.clone().requires_grad_()
+    expected = torch.autograd.grad(ENERGIES[energy](leaf).sum(), leaf)[0]
+    value, gradient = logit_gradient(energy, logits, with_value=True)
+    torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(value, ENERGIES[energy](logits))
+
+
+def test_linear_tail_is_the_closed_form() -> None:
+    tail, z = linear_tail(3, 5, dtype=torch.float64), torch.randn(7, 5, generator=stream(), dtype=torch.float64)
+    frozen = freeze(tail)
+    assert frozen is not None
+    with torch.no_grad():
+        frozen.read(torch.float64)
+        _, slope = logit_gradient("paper", frozen.forward(z), with_value=False)
+        torch.testing.assert_close(frozen.backward(slope), linear_energy_gradient(tail, z))
+
+
+@pytest.mark.parametrize("energy", ENERGIES)
+@pytest.mark.parametrize("trust", [None, 0.3])
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "cut"),
+    [(*NETS[0], "input"), (*NETS[1], "stage1"), (*NETS[3], "stage3"), (*NETS[7], "stage2")],
+)
+def test_chain_equals_the_reference_under_the_same_noise(energy, trust, name, shape, options, cut) -> None:
+    """After every number of steps: the whole path, not only its end."""
+    model = net(name, shape, options, cut, torch.float32)
+    z = latent(model, shape)
+    radius = None if trust is None else torch.tensor(trust * z.flatten(1).norm(dim=1).mean().item())
+    for steps in range(4):
+        settings = {**SETTINGS, "steps": steps}
+        expected = run_chain(model.tail, z, energy, trust=radius, generator=stream(7), **settings)
+        chain = Sampler(model.tail, energy, **settings)(z, radius, stream(7))
+        torch.testing.assert_close(chain.z, expected.z, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(chain.energy[[0, -1]], expected.energy[[0, -1]], atol=1e-4, rtol=1e-4)
+        assert torch.equal(chain.capped, expected.capped)
+
+
+def test_pool_and_linear_is_a_chain_on_the_pooled_vector() -> None:
+    """Without noise the same ends; with noise the pooled path is that of noise averaged over the map."""
+    model = net("resnet18", (3, 16, 16), {}, "stage4", torch.float64)
+    z = latent(model, (3, 16, 16), 6)
+    area = z.shape[2] * z.shape[3]
+    quiet = {**SETTINGS, "noise": 0.0, "step": 3.0}
+    torch.testing.assert_close(
+        Sampler(model.tail, "paper", **quiet)(z, None, stream()).z, run_chain(model.tail, z, "paper", **quiet).z
+    )
+    tight = torch.tensor(0.2, dtype=torch.float64)
+    held = Sampler(model.tail, "paper", **quiet)(z, tight, stream())
+    torch.testing.assert_close(held.z, run_chain(model.tail, z, "paper", trust=tight, **quiet).z)
+    assert held.capped.any()
+    # The pooled chain by hand: step/HW, noise/sqrt(HW).
+    head, v = model.tail.head, z.mean((2, 3))
+    noise = stream(3)
+    for _ in range(SETTINGS["steps"]):
+        v = v - 0.5 * SETTINGS["step"] / area * linear_energy_gradient(head, v).detach()
+        v = v + SETTINGS["noise"] / math.sqrt(area) * torch.empty_like(v).normal_(generator=noise)
+    torch.testing.assert_close(Sampler(model.tail, "paper", **SETTINGS)(z, None, stream(3)).z.mean((2, 3)), v)
+
+
+def test_pooled_noise_has_the_reference_s_spread() -> None:
+    model = net("resnet18", (3, 16, 16), {}, "stage4", torch.float32)
+    with torch.no_grad():
+        model.head.weight.zero_()  # no gradient: the noise alone moves the chain
+    z = torch.zeros(400, *model.feature_shape((3, 16, 16)))
+    settings = {"steps": 5, "step": 1.0, "noise": 0.3}
+    ends = [
+        Sampler(model.tail, "paper", **settings)(z, None, stream(1)).z.mean((2, 3)),
+        run_chain(model.tail, z, "paper", generator=stream(2), **settings).z.mean((2, 3)),
+    ]
+    deviation = 0.3 * math.sqrt(5 / 4)  # five steps, averaged over 2x2
+    for end in ends:
+        assert abs(end.std().item() / deviation - 1) < 4 / math.sqrt(2 * end.numel())
+
+
+def test_weights_are_read_anew_every_time() -> None:
+    model = net("mlp", (20,), {"norm": "batch"}, "input", torch.float32)
+    sampler, z = Sampler(model.tail, "paper", **SETTINGS), latent(model, (20,))
+    sampler(z, None, stream())
+    with torch.no_grad():
+        for tensor in (*model.tail.parameters(), *model.tail.buffers()):
+            if tensor.is_floating_point():
+                tensor.mul_(1.5)
+    expected = run_chain(model.tail, z, "paper", generator=stream(), **SETTINGS)
+    torch.testing.assert_close(sampler(z, None, stream()).z, expected.z, atol=1e-5, rtol=1e-5)
+
+
+def test_what_cannot_be_written_out_takes_the_reference() -> None:
+    for tail in (
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)),
+        nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)),
+        nn.Sequential(nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(4, 3)),
+    ):
+        assert freeze(tail) is None
+        z = torch.randn(5, 4, generator=stream())
+        chain = Sampler(tail, "paper", **SETTINGS)(z, None, stream(1))
+        torch.testing.assert_close(chain.z, run_chain(tail, z, "paper", generator=stream(1), **SETTINGS).z)
+    hooked = nn.Sequential(nn.Linear(4, 3))
+    hooked[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    assert freeze(hooked) is None  # what the hook does would be lost
+
+
+def energies_after(model: SplitModel, z: Tensor, fast: bool, seed: int) -> Tensor:
+    settings = {"steps": 100, "step": 2.0, "noise": 1e-3}
+    with torch.autocast(z.device.type, torch.bfloat16, enabled=fast):
+        generator = stream(seed, z.device.type)
+        if fast:
+            return Sampler(model.tail, "paper", **settings)(z, None, generator, autocast=True).energy[-1]
+        return run_chain(model.tail, z, "paper", generator=generator, **settings).energy[-1]
+
+
+def test_bf16_energies_agree_in_distribution() -> None:
+    model = net("mlp", (20,), {}, "input", torch.float32)
+    z = torch.randn(2000, 20, generator=stream(4))
+    slow, fast = (energies_after(model, z, fast, seed) for fast, seed in ((False, 1), (True, 2)))
+    error = slow.std() * math.sqrt(2 / len(z))
+    assert abs(slow.mean() - fast.mean()) < 4 * error
+    assert abs(slow.std() / fast.std() - 1) < 0.1
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "cut"),
+    [(*NETS[0], "input"), (*NETS[2], "stage3"), (*NETS[3], "stage3"), (*NETS[7], "stage2")],
+)
+def test_graph_equals_the_reference_and_sees_new_weights_and_new_noise(name, shape, options, cut) -> None:
+    torch.backends.cudnn.allow_tf32 = False
+    model = net(name, shape, options, cut, torch.float32).cuda()
+    z = latent(model.cpu(), shape, 4, "channels").cuda()
+    model.cuda()
+    sampler, generator = Sampler(model.tail, "paper", **SETTINGS), stream(3, "cuda")
+    for change in range(3):
+        expected = run_chain(model.tail, z, "paper", generator=stream(3 + change, "cuda"), **SETTINGS)
+        chain = sampler(z, None, generator.manual_seed(3 + change))
+        assert len(sampler.graphs) == 1
+        torch.testing.assert_close(chain.z, expected.z, atol=1e-3, rtol=1e-3)
+        with torch.no_grad():
+            for tensor in (*model.tail.parameters(), *model.tail.buffers()):
+                if tensor.is_floating_point():
+                    tensor.mul_(1.1)
+        z = z + 0.1
+    assert not torch.equal(sampler(z, None, generator).z, sampler(z, None, generator).z)  # the stream goes on
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "cut"), [(*NETS[5], "stage3"), (*NETS[7], "stage2"), (*NETS[2], "stage3")]
+)
+def test_bf16_graph_agrees_in_distribution(name, shape, options, cut) -> None:
+    model = net(name, shape, options, cut, torch.float32).cuda()
+    z = torch.randn(512, *model.feature_shape(shape), generator=stream(4)).cuda().to(memory_format=torch.channels_last)
+    slow, fast = (energies_after(model, z, fast, seed) for fast, seed in ((False, 1), (True, 2)))
+    error = slow.std() * math.sqrt(2 / len(z))
+    assert abs(slow.mean() - fast.mean()) < 4 * error + 0.02 * slow.mean().abs()
+    assert abs(slow.std() / fast.std() - 1) < 0.2
+
+
+@needs_gpu
+def test_fused_noise_has_the_right_spread() -> None:
+    model = net("resnet18", (3, 16, 16), {}, "stage3", torch.float32).cuda()
+    with torch.no_grad():
+        model.head.weight.zero_()
+    z = torch.zeros(64, *model.feature_shape((3, 16, 16))).cuda().to(memory_format=torch.channels_last)
+    chain = Sampler(model.tail, "paper", steps=5, step=1.0, noise=0.3)(z, None, stream(1, "cuda"), autocast=True)
+    assert abs(chain.z.mean().item()) < 4 * 0.3 * math.sqrt(5 / chain.z.numel())
+    assert abs(chain.z.std().item() / (0.3 * math.sqrt(5)) - 1) < 4 / math.sqrt(2 * chain.z.numel())
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["vanilla", "eow"])
+def test_captured_steps_train_like_eager_ones(method: str) -> None:
+    from test_training import make_training
+
+    runs = {}
+    for graph in ("off", "on"):
+        training = make_training(
+            method, device=torch.device("cuda"), graph=graph, precision="fp32", optimizer="sgd", lr=0.05
+        )
+        lines = list(training.epochs())
+        runs[graph] = ([line["ce"] for line in lines], [p.detach().clone() for p in training.method.parameters()])
+    torch.testing.assert_close(torch.tensor(runs["on"][0]), torch.tensor(runs["off"][0]), atol=5e-3, rtol=0.05)
+    assert runs["on"][0][-1] < runs["on"][0][0] / 3
