@@ -90,7 +90,7 @@ def make_step(
         def epoch(self, epoch: int) -> Any:
             return iter(())
 
-    training = Training(trained, Same(), TrainConfig(lr=1e-4, **settings), place, 0)
+    training = Training(trained, Same(), TrainConfig(lr=1e-4, precision=PRECISION["precision"], **settings), place, 0)
     trained.train()
     if not training.graphed:
         return lambda: training.step(x, y), trained
@@ -112,10 +112,13 @@ def chain_flops(tail: torch.nn.Module, z: Tensor, steps: int) -> float:
     return counter.get_total_flops() * steps
 
 
+PRECISION = {"precision": "auto"}
+
+
 def rows_of(
     spec: Any, batch: int, place: Place, steps: int, chains: int, repeats: int, references: bool
 ) -> list[dict[str, Any]]:
-    cuda = place.device.type == "cuda"
+    cuda, tf32 = place.device.type == "cuda", PRECISION["precision"] == "fp32"
     plain_eager = timed(
         make_step("vanilla", spec, "penultimate", batch, place, {}, graph="off")[0], place.device, repeats
     )
@@ -144,7 +147,7 @@ def rows_of(
             slow = make_step("eow", spec, cut, batch, place, options, graph="off")
 
             def reference(method: Any = slow[1], z: Tensor = z) -> None:
-                with torch.autocast(place.device.type, torch.bfloat16, enabled=cuda):
+                with torch.autocast(place.device.type, torch.bfloat16, enabled=cuda and not tf32):
                     run_chain(method.model.tail, z, "paper", generator=method.stream, **settings)
 
             row["chain_reference"] = timed(reference, place.device, max(3, repeats // 5), warm_up=2)
@@ -162,6 +165,7 @@ def main() -> None:
     parser.add_argument("--batches", default="", help="batch sizes, separated by commas")
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--chains", type=int, default=64)
+    parser.add_argument("--tf32", action="store_true", help="float32 with TF32 products instead of bfloat16")
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--json", default="", help="write the figures there")
     arguments = parser.parse_args()
@@ -174,7 +178,10 @@ def main() -> None:
         spec for spec in (SMALL if small else FULL) if not arguments.models or spec[0] in arguments.models.split(",")
     ]
     place = Place(device)
-    rate = matrix_rate(device, bf16=device.type == "cuda")
+    if arguments.tf32:
+        PRECISION["precision"] = "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    rate = matrix_rate(device, bf16=device.type == "cuda" and not arguments.tf32)
     rows = []
     for spec in chosen:
         for batch in batches:

@@ -13,16 +13,16 @@ class StepGraph:
 
     def __init__(self, step: Callable[[Tensor, Tensor], None], generator: torch.Generator) -> None:
         self.step, self.generator, self.calls = step, generator, 0
+        self.stream = torch.cuda.Stream()  # one for warm-up and capture: autograd's nodes remember where they were made
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
         self.calls += 1
         if self.calls <= self.WARM_UP:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
                 self.step(x, y)
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream().wait_stream(self.stream)
             return
         graph = self.graph or self.capture(x, y)
         self.x.copy_(x)
@@ -35,6 +35,6 @@ class StepGraph:
         self.x, self.y = x.clone(memory_format=layout), y.clone()
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(self.generator)
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=self.stream):
             self.step(self.x, self.y)
         return self.graph

@@ -235,7 +235,8 @@ class Training:
 
     def state(self) -> dict[str, Tensor]:
         """Parameters, buffers (the replay buffer too) and the optimiser's state, by name."""
-        named = {f"method.{name}": tensor for name, tensor in self._tensors().items()}
+        # Detached: a copy that autograd knows of would tie later steps to the stream it was made on.
+        named = {f"method.{name}": tensor.detach() for name, tensor in self._tensors().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             named.update(
                 {f"optimizer.{index}.{key}": value for key, value in values.items() if isinstance(value, Tensor)}

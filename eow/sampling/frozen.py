@@ -75,8 +75,10 @@ class Layer(Piece):
     ) -> None:
         self.layer, self.norm, self.slope = layer, norm, slope_of(activation)
         self.convolution = isinstance(layer, nn.Conv2d)
-        # A 1x1 convolution without stride is a matrix product over the channels.
-        self.pointwise = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.stride == (1, 1)
+        # A 1x1 convolution without stride is a matrix product over the channels, as a linear layer is.
+        self.product = isinstance(layer, nn.Linear) or (layer.kernel_size == (1, 1) and layer.stride == (1, 1))
+        self.padding = 0
+        self.padded: Tensor | None = None
 
     def read(self, dtype: torch.dtype) -> None:
         weight = self.layer.weight.detach()
@@ -85,52 +87,63 @@ class Layer(Piece):
             scale, shift = (each.detach() for each in scale_and_shift(self.norm))
             weight = weight * scale.view(-1, *[1] * (weight.dim() - 1))
             bias = shift if bias is None else bias * scale + shift
-        if self.pointwise:
-            weight = weight.flatten(1)
         self.weight, self.bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-        if self.convolution and not self.pointwise:
+        if not self.product:
             self.weight = self.weight.contiguous(memory_format=torch.channels_last)
+        elif self.convolution:
+            self.weight = self.weight.flatten(1)
+        elif weight.is_cuda and dtype != torch.float32 and self.slope is None:
+            # Products whose rows are no multiples of 16 bytes take kernels of half the speed: the head is padded.
+            self.padding, self.padded = -len(weight) % 8, None
+            self.weight = nn.functional.pad(self.weight, (0, 0, 0, self.padding))
+            self.bias = None if self.bias is None else nn.functional.pad(self.bias, (0, self.padding))
 
-    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        """activation(layer(x) + plus); only a layer without an activation of its own is given something to add."""
+    def forward(self, x: Tensor, plus: Tensor | None = None, slope: float | None = None) -> Tensor:
+        """activation(layer(x)), or activation(layer(x) + plus) with the block's slope at the end of a residual branch."""
         self.x = x
-        if self.convolution and not self.pointwise:
-            y = self.convolve(x, plus)
-        else:
-            y = self.multiply(x)
-            y = y if plus is None else y.add_(plus)
-        self.result = y
-        return y
+        slope = self.slope if plus is None else slope
+        self.result = self.multiply(x, plus, slope) if self.product else self.convolve(x, plus, slope)
+        return self.result
 
-    def multiply(self, x: Tensor) -> Tensor:
-        flat = channels_as_rows(x) if self.pointwise else x
-        if self.slope == 0 and self.bias is not None and x.is_cuda:
+    def multiply(self, x: Tensor, plus: Tensor | None, slope: float | None) -> Tensor:
+        flat = channels_as_rows(x) if self.convolution else x
+        if plus is not None:
+            return self.finish(rows_as_channels(flat @ self.weight.t(), x), plus, slope)
+        if slope == 0 and self.bias is not None and x.is_cuda:
             y = torch._addmm_activation(self.bias, flat, self.weight.t())  # bias and ReLU inside the product's kernel
         else:
-            y = activate(nn.functional.linear(flat, self.weight, self.bias), self.slope)
-        return rows_as_channels(y, x) if self.pointwise else y
+            y = activate(nn.functional.linear(flat, self.weight, self.bias), slope)
+        if self.padding:
+            self.padded = self.padded if self.padded is not None else torch.zeros_like(y)
+            y = y[:, : -self.padding]
+        return rows_as_channels(y, x) if self.convolution else y
 
-    def convolve(self, x: Tensor, plus: Tensor | None) -> Tensor:
+    def convolve(self, x: Tensor, plus: Tensor | None, slope: float | None) -> Tensor:
         layer: Any = self.layer
-        low = x.is_cuda and x.dtype != torch.float32
-        if low and self.slope == 0 and self.bias is not None and plus is None:
+        if slope == 0 and self.bias is not None and plus is None and x.is_cuda and x.dtype != torch.float32:
             return torch.cudnn_convolution_relu(x, self.weight, self.bias, layer.stride, layer.padding, (1, 1), 1)
-        y = nn.functional.conv2d(x, self.weight, None, layer.stride, layer.padding)
-        rows = y.is_contiguous(memory_format=torch.channels_last)
-        if low and rows and self.bias is not None and kernels.fits(y, *([] if plus is None else [plus])):
-            return kernels.shift_activate(y, self.bias, self.slope, plus)
+        return self.finish(nn.functional.conv2d(x, self.weight, None, layer.stride, layer.padding), plus, slope)
+
+    def finish(self, y: Tensor, plus: Tensor | None, slope: float | None) -> Tensor:
+        """activation(y + bias + plus), in place and in one kernel where there is one for it."""
+        low = y.dtype != torch.float32 and y.is_contiguous(memory_format=torch.channels_last)
+        if low and self.bias is not None and kernels.fits(y, *([] if plus is None else [plus])):
+            return kernels.shift_activate(y, self.bias, slope, plus)
         if self.bias is not None:
             y = y.add_(self.bias.view(1, -1, 1, 1))
-        return activate(y if plus is None else y.add_(plus), self.slope)
+        return activate(y if plus is None else y.add_(plus), slope)
 
     def backward(self, gradient: Tensor) -> Tensor:
         return self.multiply_back(deactivate(gradient, self.result, self.slope))
 
     def multiply_back(self, gradient: Tensor, plus: Tensor | None = None) -> Tensor:
         """The gradient before this layer's activation, taken to its input; `plus` is added and may be overwritten."""
-        if not self.convolution:
-            return gradient @ self.weight
-        if self.pointwise:
+        if self.product and not self.convolution:
+            if self.padded is not None:
+                self.padded[:, : -self.padding] = gradient
+                gradient = self.padded
+            return gradient.to(self.weight.dtype) @ self.weight
+        if self.product:
             if plus is None:
                 return rows_as_channels(channels_as_rows(gradient) @ self.weight, self.x)
             total = channels_as_rows(plus).addmm_(channels_as_rows(gradient), self.weight)
@@ -223,17 +236,18 @@ class Chained(Piece):
         for piece in self.pieces:
             piece.read(dtype)
 
-    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        """The last piece's result, with `plus` added by it; it must then be a layer without an activation."""
-        if not self.pieces:  # an identity
-            return x
+    def forward(self, x: Tensor) -> Tensor:
+        for piece in self.pieces:
+            x = piece.forward(x)
+        return x
+
+    def forward_and_add(self, x: Tensor, plus: Tensor, slope: float | None) -> Tensor:
+        """activation(the pieces' result + plus); the last piece must be a layer without an activation of its own."""
         *others, last = self.pieces
         for piece in others:
             x = piece.forward(x)
-        if plus is None:
-            return last.forward(x)
-        assert isinstance(last, Layer)
-        return last.forward(x, plus)
+        assert isinstance(last, Layer) and last.slope is None  # noqa: PT018
+        return last.forward(x, plus, slope)
 
     def backward(self, gradient: Tensor) -> Tensor:
         for piece in reversed(self.pieces):
@@ -252,7 +266,7 @@ class Residual(Piece):
         self.shortcut.read(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.result = activate(self.branch.forward(x, self.shortcut.forward(x)), self.slope)
+        self.result = self.branch.forward_and_add(x, self.shortcut.forward(x), self.slope)
         return self.result
 
     def backward(self, gradient: Tensor) -> Tensor:
@@ -279,7 +293,7 @@ class Preactivation(Piece):
     def forward(self, x: Tensor) -> Tensor:
         entered = self.entry.forward(x)
         shortcut = x if self.projection is None else self.projection.forward(entered)
-        return self.branch.forward(entered, shortcut)
+        return self.branch.forward_and_add(entered, shortcut, None)
 
     def backward(self, gradient: Tensor) -> Tensor:
         back = self.branch.backward(gradient)

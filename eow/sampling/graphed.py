@@ -5,13 +5,14 @@ Everything a replay needs is read inside the graph: the weights are folded and c
 the optimiser, and the random numbers come from a registered generator. The state is float32 whatever the tail computes
 in. In float32 the steps are those of `run_chain` under the same noise; in bfloat16 the energies' statistics agree.
 
-Where the tail begins with an average pool, the chain runs on the pooled vector, with step/HW and noise/sqrt(HW): the
-pool passes on no more than that, and the rest of the noise never reaches the tail.
+Two closed forms need even less. Where the tail begins with an average pool, the chain runs on the pooled vector, with
+step/HW and noise/sqrt(HW): the pool passes on no more than that, and the rest of the noise never reaches the tail.
+Before a linear tail f = Wz + b the chain runs on the K+1 logits themselves, with the Gram matrix W W^T.
 """
 
 import math
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,79 +20,111 @@ from torch import Tensor, nn
 from eow.sampling import kernels
 from eow.sampling.energies import ENERGIES, Energy, energy_named, logit_gradient
 from eow.sampling.freezing import freeze
-from eow.sampling.frozen import Chained, MeanPool
+from eow.sampling.frozen import Chained, Layer, MeanPool
 from eow.sampling.langevin import Chain, check_steps, noise_scale, run_chain, within
+
+MOST_NOISE = 2**26  # numbers that may be drawn at once, 256 MiB
+
+
+class Motion(NamedTuple):
+    """How a chain moves: z <- z - step/2 · dE/dz + std · ε, `steps` times."""
+
+    energy: str
+    steps: int
+    step: float
+    std: float
 
 
 def written_out_chain(
     tail: Chained,
     z0: Tensor,
-    energy: str,
-    *,
-    steps: int,
-    step: float,
-    noise: float | str,
+    motion: Motion,
     trust: Tensor | None,
     generator: torch.Generator | None,
     dtype: torch.dtype,
 ) -> Chain:
     """`run_chain` without autograd. Of the energies it keeps those at the start and at the end."""
-    std = noise_scale(noise, step)
-    tail.read(dtype)
-    if isinstance(tail.pieces[0], MeanPool):
+    first, *rest = tail.pieces
+    if isinstance(first, MeanPool) and rest:
         area = z0.shape[2] * z0.shape[3]
-        pooled = z0.mean((2, 3))
-        radius = None if trust is None else trust / math.sqrt(area)
-        inner = steps_of(
-            Chained(tail.pieces[1:]),
-            pooled,
-            energy,
-            steps,
-            step / area,
-            std / math.sqrt(area),
-            radius,
-            generator,
-            dtype,
-        )
+        slower = motion._replace(step=motion.step / area, std=motion.std / math.sqrt(area))
+        pooled, radius = z0.mean((2, 3)), None if trust is None else trust / math.sqrt(area)
+        inner = written_out_chain(Chained(rest), pooled, slower, radius, generator, dtype)
         return Chain(z0 + (inner.z - pooled)[:, :, None, None], inner.capped, inner.energy)
-    return steps_of(tail, z0, energy, steps, step, std, trust, generator, dtype)
+    linear = isinstance(first, Layer) and not first.convolution and first.slope is None and not rest
+    if linear and trust is None and motion.energy != "complement" and motion.steps * z0.numel() <= MOST_NOISE:
+        first.read(z0.dtype)
+        assert isinstance(first, Layer)
+        return logit_chain(first.weight, first.bias, z0, motion, generator)
+    tail.read(dtype)
+    return latent_chain(tail, z0, motion, trust, generator, dtype)
 
 
-def steps_of(
+def logit_chain(
+    weight: Tensor, bias: Tensor | None, z0: Tensor, motion: Motion, generator: torch.Generator | None
+) -> Chain:
+    """The chain before a linear tail, in the space of its logits.
+
+    z moves by W^T of something and by noise, so f = Wz + b moves by G = W W^T of it and by W of the noise:
+    f <- f - step/2 · (e_{K+1} - h) G + std · Wε, three small kernels a step. At the end z is put together again.
+    """
+    steps, half = motion.steps, 0.5 * motion.step if motion.energy == "paper" else -0.5 * motion.step
+    f = nn.functional.linear(z0, weight, bias)
+    gram = half * (weight @ weight.t())
+    pushes = (-gram[-1]).expand(
+        steps, *f.shape
+    )  # what moves f besides its own softmax: the constant e_{K+1}, and noise
+    eps = None
+    if motion.std > 0:
+        eps = torch.empty(steps, *z0.shape, dtype=z0.dtype, device=z0.device)
+        for each in eps if not eps.is_cuda else [eps]:  # on the CPU step by step, the numbers of the reference
+            each.normal_(generator=generator)
+        pushes = torch.addmm(-gram[-1], eps.flatten(0, 1), weight.t(), alpha=motion.std).view(steps, *f.shape)
+    h = torch.empty(steps, *f.shape, dtype=f.dtype, device=f.device)
+    before = ENERGIES[motion.energy](f)
+    for number in range(steps):
+        torch.softmax(f, 1, out=h[number])
+        f.add_(pushes[number]).addmm_(h[number], gram)
+    pull = h.sum(0)
+    pull[:, -1] -= steps
+    z = torch.addmm(z0, pull, weight, alpha=half)
+    if eps is not None:
+        z.add_(eps.sum(0), alpha=motion.std)
+    capped = torch.zeros(len(z0), dtype=torch.bool, device=z0.device)
+    return Chain(z, capped, torch.stack([before, ENERGIES[motion.energy](f)]))
+
+
+def latent_chain(
     tail: Chained,
     start: Tensor,
-    energy: str,
-    steps: int,
-    step: float,
-    std: float,
+    motion: Motion,
     trust: Tensor | None,
     generator: torch.Generator | None,
     dtype: torch.dtype,
 ) -> Chain:
+    """The chain in the latent space itself, for any tail that is written out."""
     z = start.clone()
     low = z.to(dtype)  # the state as the tail takes it
     capped = torch.zeros(len(z), dtype=torch.bool, device=z.device)
     fused = dtype != z.dtype and trust is None and kernels.fits(z, low)
     seed = torch.randint(2**31, (1,), generator=generator, device=z.device) if fused else None
     eps = torch.empty_like(z)
-    energies: list[Tensor] = []
-    for number in range(steps):
-        value, slope = logit_gradient(energy, tail.forward(low).to(z.dtype), with_value=number == 0)
-        if value is not None:
-            energies.append(value)
-        gradient = tail.backward(slope.to(dtype))
+    logits = tail.forward(low).to(z.dtype)
+    before = ENERGIES[motion.energy](logits)
+    for number in range(motion.steps):
+        gradient = tail.backward(logit_gradient(motion.energy, logits))
         if seed is not None and kernels.fits(z, low, gradient):
-            kernels.langevin_step(z, low, gradient, seed, number, step, std)
-            continue
-        z.add_(gradient, alpha=-0.5 * step)
-        if std > 0:
-            z.add_(eps.normal_(generator=generator), alpha=std)
-        if trust is not None:
-            z, outside = within(z, start, trust)
-            capped |= outside
-        low = z.to(dtype)
-    energies.append(ENERGIES[energy](tail.forward(low).to(z.dtype)))
-    return Chain(z, capped, torch.stack(energies))
+            kernels.langevin_step(z, low, gradient, seed, number, motion.step, motion.std)
+        else:
+            z.add_(gradient, alpha=-0.5 * motion.step)
+            if motion.std > 0:
+                z.add_(eps.normal_(generator=generator), alpha=motion.std)
+            if trust is not None:
+                z, outside = within(z, start, trust)
+                capped |= outside
+            low = z.to(dtype)
+        logits = tail.forward(low).to(z.dtype)
+    return Chain(z, capped, torch.stack([before, ENERGIES[motion.energy](logits)]))
 
 
 def sample(
@@ -112,10 +145,10 @@ def sample(
     away where the energy is unbounded below, as it always is for `paper` before a linear head. A loop that samples from
     the same tail again and again keeps a `Sampler`.
     """
-    settings: dict[str, Any] = {"steps": steps, "step": step, "noise": noise}
     if not isinstance(energy, str):
-        return run_chain(tail, z0, energy, trust=trust, generator=generator, **settings).z
-    return Sampler(tail, energy, **settings).run(as_state(z0), as_radius(trust, z0), generator, autocast=False).z
+        return run_chain(tail, z0, energy, steps=steps, step=step, noise=noise, trust=trust, generator=generator).z
+    radius = None if trust is None else torch.as_tensor(trust, device=z0.device)
+    return Sampler(tail, energy, steps=steps, step=step, noise=noise).run(as_state(z0), radius, generator, False).z
 
 
 def as_state(z0: Tensor) -> Tensor:
@@ -123,23 +156,20 @@ def as_state(z0: Tensor) -> Tensor:
     return z0.detach().float() if z0.dtype in (torch.bfloat16, torch.float16) else z0.detach()
 
 
-def as_radius(trust: float | Tensor | None, z0: Tensor) -> Tensor | None:
-    return None if trust is None else torch.as_tensor(trust, device=z0.device)
-
-
 class Sampler:
     """`run_chain` for one tail and one set of settings, in the fastest way there is for them."""
 
-    def __init__(self, tail: nn.Module, energy: str, **settings: Any) -> None:
+    def __init__(self, tail: nn.Module, energy: str, *, steps: int, step: float, noise: float | str) -> None:
         energy_named(energy)
-        check_steps(settings["steps"], settings["step"])
-        self.tail, self.energy, self.settings = tail, energy, settings
+        check_steps(steps, step)
+        self.tail, self.motion = tail, Motion(energy, steps, step, noise_scale(noise, step))
         self.frozen = freeze(tail)
         self.graphs: dict[Any, Graphed] = {}
         self.graphable = True
 
     @torch.no_grad()
     def __call__(self, z0: Tensor, trust: Tensor | None, generator: torch.Generator, autocast: bool = False) -> Chain:
+        """Chains from z0. `autocast`: the tail computes in bfloat16."""
         z0 = as_state(z0)
         if not z0.is_cuda or not self.graphable or torch.cuda.is_current_stream_capturing():
             return self.run(z0, trust, generator, autocast)  # a step that is being captured takes the chain in whole
@@ -160,12 +190,11 @@ class Sampler:
     @torch.no_grad()
     def run(self, z0: Tensor, trust: Tensor | None, generator: torch.Generator | None, autocast: bool) -> Chain:
         if self.frozen is None:
-            return run_chain(self.tail, z0, self.energy, trust=trust, generator=generator, **self.settings)
-        dtype = torch.bfloat16 if autocast else z0.dtype
+            energy, steps, step, std = self.motion
+            return run_chain(self.tail, z0, energy, steps=steps, step=step, noise=std, trust=trust, generator=generator)
         with torch.autocast(z0.device.type, enabled=False):
-            return written_out_chain(
-                self.frozen, z0, self.energy, trust=trust, generator=generator, dtype=dtype, **self.settings
-            )
+            dtype = torch.bfloat16 if autocast else z0.dtype
+            return written_out_chain(self.frozen, z0, self.motion, trust, generator, dtype)
 
 
 class Graphed:
@@ -174,21 +203,17 @@ class Graphed:
     def __init__(self, run: Any, z0: Tensor, trust: Tensor | None, generator: torch.Generator, autocast: bool) -> None:
         self.z0, self.trust = z0.clone(), None if trust is None else trust.clone()
         state = generator.get_state()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(
-            stream
-        ):  # libraries choose their algorithms and take their workspaces before the capture
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries choose their algorithms and take their workspaces before the capture
             run(self.z0, self.trust, generator, autocast)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(side)
         generator.set_state(state)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)
         # Autocast's cache would hand casts made before the capture into the graph.
-        with (
-            torch.autocast("cuda", torch.bfloat16, enabled=autocast, cache_enabled=False),
-            torch.cuda.graph(self.graph),
-        ):
+        casting = torch.autocast("cuda", torch.bfloat16, enabled=autocast, cache_enabled=False)
+        with casting, torch.cuda.graph(self.graph, stream=side):
             self.chain = run(self.z0, self.trust, generator, autocast)
 
     def replay(self, z0: Tensor, trust: Tensor | None) -> Chain:
