@@ -146,7 +146,7 @@ def rows_of(
         if references:
             slow = make_step("eow", spec, cut, batch, place, options, graph="off")
 
-            def reference(method: Any = slow[1], z: Tensor = z) -> None:
+            def reference(method: Any = slow[1], z: Tensor = z, settings: dict[str, Any] = settings) -> None:
                 with torch.autocast(place.device.type, torch.bfloat16, enabled=cuda and not tf32):
                     run_chain(method.model.tail, z, "paper", generator=method.stream, **settings)
 
@@ -206,12 +206,14 @@ def main() -> None:
         "floor",
         "of the floor",
     ]
-    cells = [
-        [row["model"], row["cut"], row["batch"], *(f"{row[key]:.2f}" for key in ("plain_eager", "plain", "eow", "ratio", "chain")),
-         f"{row['chain_reference']:.1f}" if "chain_reference" in row else "-", f"{row['floor']:.2f}", f"{row['floor'] / row['chain']:.0%}"]
-        for row in rows
-    ]  # fmt: skip
-    title = f"{where}, torch {torch.__version__}, {arguments.chains} chains of {steps} steps, {rate / 1e12:.3g} TFLOP/s; milliseconds"
+    cells = []
+    for row in rows:
+        times = [f"{row[key]:.2f}" for key in ("plain_eager", "plain", "eow", "ratio", "chain")]
+        reference = f"{row['chain_reference']:.1f}" if "chain_reference" in row else "-"
+        share = f"{row['floor'] / row['chain']:.0%}"
+        cells.append([row["model"], row["cut"], row["batch"], *times, reference, f"{row['floor']:.2f}", share])
+    title = f"{where}, torch {torch.__version__}, {arguments.chains} chains of {steps} steps"
+    title += f", {rate / 1e12:.3g} TFLOP/s; milliseconds"
     print_table(title, columns, cells)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:

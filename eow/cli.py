@@ -49,7 +49,7 @@ def train(
     data: Annotated[
         str | None, typer.Option(help="A data set: see `eow data list`; folder:PATH, npz:PATH, csv:PATH.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="vanilla or eow.")] = None,
+    method: Annotated[str | None, typer.Option(help="eow (the default) or another of `eow methods`.")] = None,
     model: Annotated[str | None, typer.Option(help="mlp, vgg11, resnet18, resnet50, resnet101 or wrn28_10.")] = None,
     recipe: Annotated[str | None, typer.Option(help="modern, paper or release.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs to train.")] = None,
@@ -64,6 +64,7 @@ def train(
         str, typer.Option(help="yes: the data lies on the device; no: it is streamed from memory.")
     ] = "",
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")] = None,
+    graph: Annotated[str | None, typer.Option(help="The step as one CUDA graph: auto, on or off.")] = None,
     devices: Annotated[int, typer.Option(min=1, help="Processes to spread the training over, one a GPU.")] = 1,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out; start it where there is none.")
@@ -77,7 +78,7 @@ def train(
         raise EowError(f"--resident is {resident!r}: say yes or no")
     flags = {
         "recipe": recipe, "seed": seed, "method": {"name": method}, "model": {"name": model},
-        "train": {"epochs": epochs, "device": device},
+        "train": {"epochs": epochs, "device": device, "graph": graph},
         "data": {
             "name": data, "root": root or None, "allow_unofficial": allow_unofficial or None,
             "resident": {"yes": True, "no": False}.get(resident),

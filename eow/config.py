@@ -204,7 +204,9 @@ def from_table(table: Table) -> RunConfig:
 
 def check(config: RunConfig) -> None:
     """What types alone cannot say."""
-    train, data = config.train, config.data
+    from eow.methods import method_named
+
+    train, data, method = config.train, config.data, method_named(config.method.name)
     for key, value, least in (
         ("train.epochs", train.epochs, 1),
         ("train.batch", train.batch, 1),
@@ -221,6 +223,10 @@ def check(config: RunConfig) -> None:
             raise EowError(f"{key} is {value}: it must be at least {least}")
     if train.lr <= 0:
         raise EowError(f"train.lr is {train.lr}: it must be above 0")
+    if method.needs_holdout and not data.holdout:
+        raise EowError(f"{config.method.name} is fitted on held-out training data: set data.holdout, for example 0.1")
+    if method.needs_holdout and train.holdout_epochs:
+        raise EowError(f"{config.method.name} must not train on what it is fitted on: set train.holdout_epochs=0")
     if train.holdout_epochs and not data.holdout:
         raise EowError("train.holdout_epochs needs held-out data: set data.holdout, for example data.holdout=5000")
 

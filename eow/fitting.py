@@ -68,6 +68,10 @@ def fit(
     classes for `eow`.
     """
     kind = method_named(method)
+    if kind.needs_holdout:
+        raise EowError(
+            f"{method} is fitted on held-out data after training, which eow.fit has none of: use `eow train`"
+        )
     place = Place(pick_device(device))
     settings = build(
         TrainConfig,

@@ -34,7 +34,7 @@ from eow.methods import Method, method_named
 from eow.models import SplitModel
 from eow.models import build as build_model
 from eow.predictions import predict_set
-from eow.seeds import own_randomness
+from eow.seeds import derive, own_randomness
 from eow.training import Diverged, Training
 
 # Settings that say where a run happens, not what comes out of it: a run may be resumed with others.
@@ -259,7 +259,8 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
     """After the last epoch: the post-hoc part, weights, predictions, figures, and the summary that ends the run."""
     method.eval()
     train, holdout = (each and Batches(each, 1000, data.transform, place.device) for each in (data.train, data.holdout))
-    method.finish(train, holdout)
+    with own_randomness(place.device, derive(config.seed, 3)):
+        method.finish(train, holdout)
     card = {
         "config": configs.to_table(replace(config, data=replace(config.data, root=""))),  # no path of this machine
         "classes": list(data.train.classes), "in_shape": list(data.train.shape), "transform": asdict(data.transform),

@@ -116,7 +116,10 @@ class Training:
         if place.world > 1:
             # Buffers stay each rank's own: replay buffers must differ between ranks.
             devices = [place.device] if place.device.type == "cuda" else None
-            self.module = DistributedDataParallel(method, device_ids=devices, broadcast_buffers=False)
+            # A method may leave parameters out of a step; without looking for them, DDP would wait for their gradients.
+            self.module = DistributedDataParallel(
+                method, device_ids=devices, broadcast_buffers=False, find_unused_parameters=True
+            )
         wanted = settings.precision
         self.rollbacks = 0  # so far; part of a checkpoint
         self.bf16 = wanted == "bf16" or (wanted == "auto" and place.device.type == "cuda")
@@ -214,10 +217,11 @@ class Training:
             self.totals.setdefault(name, torch.zeros((), device=term.device)).add_(term.detach())
 
     def means(self, steps: int) -> dict[str, float]:
-        """The loss terms' means since the epoch began: the loop's only look at the device."""
-        names = list(self.totals)
-        values = torch.stack([self.totals[name] for name in names]).tolist()
-        return {name: value / steps for name, value in zip(names, values)}
+        """The loss terms' means since the epoch began, over all ranks: the loop's only look at the device."""
+        values = torch.stack(list(self.totals.values()))
+        if self.place.world > 1:
+            torch.distributed.all_reduce(values)
+        return {name: value / steps / self.place.world for name, value in zip(self.totals, values.tolist())}
 
     def check(self, means: dict[str, float], epoch: int, index: int) -> None:
         """Stop an epoch that has diverged on any rank."""

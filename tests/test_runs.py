@@ -196,14 +196,79 @@ def test_held_out_epochs_come_last(tmp_path: Path) -> None:
     assert lines[-1]["lr"] == lines[3]["lr"]
 
 
-def test_two_processes_train_as_torchrun_starts_them(tmp_path: Path) -> None:
-    folder = tmp_path / "two"
-    command = [
-        sys.executable, "-m", "eow", "train", "--data", "digits", "--out", str(folder), "--epochs", "2",
-        "--devices", "2", "--set", "train.checkpoint_every=1", "--set", "method.start=buffer", "--device", "cpu",
-        "--quiet",
-    ]  # fmt: skip
+def in_processes(count: int, *arguments: object) -> None:
+    command = [sys.executable, "-m", "eow", "train", "--data", "digits", "--device", "cpu", "--quiet"]
+    command += ["--devices", str(count), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    assert json.loads((folder / "summary.json").read_text())["metrics"]["test"]["accuracy"] > 0.8
-    assert not list(folder.glob("checkpoint*"))
+
+
+def test_two_processes_train_as_torchrun_starts_them(tmp_path: Path) -> None:
+    """Replay buffers of their own, checkpoints of every rank, and one summary."""
+    settings = ["--epochs", 2, "--set", "train.checkpoint_every=1", "--set", "method.start=buffer"]
+    in_processes(2, "--out", tmp_path / "two", *settings)
+    summary = json.loads((tmp_path / "two" / "summary.json").read_text())
+    assert summary["metrics"]["test"]["accuracy"] > 0.8
+    assert not list((tmp_path / "two").glob("checkpoint*"))
+
+
+def test_two_processes_equal_one_with_the_whole_batch(tmp_path: Path) -> None:
+    """A net without norm, chains from every feature of the batch and no noise: nothing depends on who computes what."""
+    settings = {
+        "train.epochs": 3, "train.batch": 32, "train.optimizer": "sgd", "train.lr": 0.05, "model.hidden": 32,
+        "method.start": "features", "method.start_epoch": 0, "method.noise": 0.0, "method.trust": 0.0,
+        "method.steps": 5,
+    }  # fmt: skip
+    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    in_processes(2, "--out", tmp_path / "two", *flags, "--set", "method.chains=16")
+    in_processes(1, "--out", tmp_path / "one", *flags, "--set", "method.chains=32")
+    two, one = (storage.read_tensors(tmp_path / name / "weights.safetensors")[0] for name in ("two", "one"))
+    for name, weights in one.items():
+        torch.testing.assert_close(two[name], weights, atol=1e-5, rtol=1e-4)
+    lines = [storage.Log(tmp_path / name / "log.jsonl").read() for name in ("two", "one")]
+    for a, b in zip(*lines, strict=True):
+        assert a["ce"] == pytest.approx(b["ce"], rel=1e-4)
+        assert a["energy"] == pytest.approx(b["energy"], rel=1e-4)
+
+
+UNUSED = """
+import torch
+from eow.config import TrainConfig
+from eow.data import load
+from eow.data.loader import Batches, Transform
+from eow.distributed import process_group
+from eow.methods.vanilla import Vanilla, VanillaOptions
+from eow.models import build
+from eow.training import Training
+
+class Forgetful(Vanilla):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.extra, self.calls = torch.nn.Parameter(torch.ones(3)), 0
+    def forward(self, x, y):
+        self.calls += 1
+        terms = super().forward(x, y)
+        return {**terms, "extra": self.extra.square().sum()} if self.calls % 2 else terms
+
+with process_group("cpu") as place:
+    method = Forgetful(build("mlp", 10, (1, 8, 8), hidden=(8,)), VanillaOptions(), 10, (1, 8, 8), 0)
+    method.prepare(place.device)
+    batches = Batches(load("digits"), 64, Transform((0.0,), (1.0,)), place.device, rank=place.rank, world=place.world)
+    list(Training(method, batches, TrainConfig(epochs=1, lr=0.01), place, 0).epochs())
+    assert method.extra.abs().max() < 1
+"""
+
+
+def test_parameters_unused_in_a_step_do_not_hang_it(tmp_path: Path) -> None:
+    (tmp_path / "unused.py").write_text(UNUSED)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        tmp_path / "unused.py",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -149,7 +149,7 @@ def test_a_wrong_option_is_named() -> None:
 
 
 def test_a_diverged_epoch_is_undone_and_tried_at_half_the_rate() -> None:
-    """A method that reports trouble once: the epoch is undone, and what follows is as if it had begun with the new rate."""
+    """A method that reports trouble once: the epoch is undone, and tried again as if it had begun with the new rate."""
     training = make_training("vanilla")
     before = {name: tensor.clone() for name, tensor in training.state().items() if name.startswith("method.")}
     complaints = iter(["it hums"])

@@ -108,6 +108,8 @@ class Batches:
         self.dataset, self.transform, self.device, self.seed, self.augment = dataset, transform, device, seed, augment
         self.rank, self.world, self.resident = rank, world, resident
         self.inputs, self.labels = torch.from_numpy(dataset.inputs), torch.from_numpy(dataset.labels)
+        if episode and episode.tasks % world:
+            raise EowError(f"{episode.tasks} tasks a step cannot be shared by {world} processes: change method.tasks")
         self.episode = episode
         if episode:
             self.members = class_members(dataset, episode)

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, open_prediction
 from eow.models import SplitModel, frozen_statistics
-from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts
+from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts, Tally
 from eow.sampling.langevin import noise_scale
 
 
@@ -75,11 +75,11 @@ class EOW(Method):
             )
         self.active = True
         self.sampler: Sampler | None = None
-        self.tally = torch.zeros(4)  # chains, chains the trust region held back, energies at their starts and ends
+        self.tally = Tally()
 
     def prepare(self, device: torch.device) -> None:
         super().prepare(device)
-        self.tally = torch.zeros(4, dtype=torch.float64, device=device)
+        self.tally = Tally(device)
         if self.starts.buffer is not None:
             self.starts.buffer.fill(self.stream.manual_seed(self.seed))
 
@@ -114,16 +114,11 @@ class EOW(Method):
             self.sampler = Sampler(self.model.tail, o.energy, steps=o.steps, step=o.step, noise=o.noise)
         chain = self.sampler(start, trust, self.stream, autocast=torch.is_autocast_enabled(start.device.type))
         self.starts.store(chain.z)
-        self.tally[0] += len(start)
-        self.tally[1:] += torch.stack([chain.capped.sum(), chain.energy[0].sum(), chain.energy[-1].sum()])
+        self.tally.add(chain)
         return chain.z if o.encoder == "detached" else start + (chain.z - start).detach()
 
     def counters(self) -> dict[str, float]:
-        chains, capped, start, end = self.tally.tolist()
-        self.tally.zero_()
-        if not chains:
-            return {}
-        return {"chains": chains, "capped": capped, "energy_start": start / chains, "energy_end": end / chains}
+        return self.tally.read()
 
     def answer(self, x: Tensor) -> Prediction:
         return open_prediction(self.model(x))

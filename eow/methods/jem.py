@@ -37,7 +37,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, closed_prediction
 from eow.models import SplitModel, frozen_statistics
-from eow.sampling import ReplayBuffer, run_chain
+from eow.sampling import ENERGIES, ReplayBuffer, Sampler, Tally
 from eow.sampling.langevin import noise_scale
 
 
@@ -58,9 +58,7 @@ class JEMOptions(NoOptions):
     largest_gap: float = 1000.0  # of the mean energies of data and chains: beyond, training has diverged
 
 
-def energy_of(logits: Tensor) -> Tensor:
-    """E = -logsumexp of the K logits, one value a row."""
-    return -logits.logsumexp(1)
+energy_of = ENERGIES["joint"]
 
 
 class PixelGaussians(nn.Module):
@@ -119,10 +117,12 @@ class JEM(Method):
             self.buffer.restart = 0.0  # draw_starts restarts slots, and starts each the first time it is drawn
             self.unused: Tensor
             self.register_buffer("unused", torch.ones(options.buffer_size, dtype=torch.bool), persistent=False)
-        self.tally: dict[str, Tensor] = {}
+        self.sampler: Sampler | None = None
+        self.tally = Tally()
 
     def prepare(self, device: torch.device) -> None:
         super().prepare(device)
+        self.tally = Tally(device)
         self.buffer.fill(self.stream.manual_seed(self.seed))
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -152,33 +152,19 @@ class JEM(Method):
     def draw_negatives(self, x: Tensor, y: Tensor) -> Tensor:
         """The ends of chains in the space of inputs: constants."""
         o = self.options
-        chain = run_chain(
-            self.model,
-            self.draw_starts(x, y),
-            energy_of,
-            steps=o.steps,
-            step=o.step,
-            noise=o.noise,
-            trust=o.trust * x.flatten(1).norm(dim=1).mean() if o.trust else None,
-            generator=self.stream,
-        )
+        if self.sampler is None:
+            self.sampler = Sampler(
+                nn.Sequential(self.model.encoder, self.model.tail), "joint", steps=o.steps, step=o.step, noise=o.noise
+            )
+        trust = o.trust * x.flatten(1).norm(dim=1).mean() if o.trust else None
+        start = self.draw_starts(x, y)
+        chain = self.sampler(start, trust, self.stream, autocast=torch.is_autocast_enabled(x.device.type))
         self.buffer.store(chain.z)
-        for key, value in (
-            ("capped", chain.capped.sum()),
-            ("chains", torch.ones_like(chain.capped).sum()),
-            ("energy_start", chain.energy[0].sum()),
-            ("energy_end", chain.energy[-1].sum()),
-        ):
-            self.tally[key] = self.tally.get(key, 0) + value
+        self.tally.add(chain)
         return chain.z
 
     def counters(self) -> dict[str, float]:
-        tally = {key: float(value) for key, value in self.tally.items()}
-        self.tally = {}
-        if not tally:
-            return {}
-        means = {key: tally[key] / tally["chains"] for key in ("energy_start", "energy_end")}
-        return {"chains": tally["chains"], "capped": tally["capped"], **means}
+        return self.tally.read()
 
     def trouble(self, means: dict[str, float]) -> str | None:
         gap = means["energy"] / self.options.weight

@@ -18,7 +18,7 @@ class VanillaOptions(NoOptions):
 
 
 class Vanilla(Method):
-    Options = VanillaOptions
+    Options: ClassVar[type] = VanillaOptions
     summary = "softmax and cross-entropy"
     capturable = True
 

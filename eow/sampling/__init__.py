@@ -3,7 +3,7 @@
 from eow.sampling.chains import ReplayBuffer, Starts, parse_starts
 from eow.sampling.energies import ENERGIES, NEGATIVE_LOSSES
 from eow.sampling.graphed import Sampler, sample
-from eow.sampling.langevin import Chain, run_chain
+from eow.sampling.langevin import Chain, Tally, run_chain
 
 __all__ = [
     "ENERGIES",
@@ -12,6 +12,7 @@ __all__ = [
     "ReplayBuffer",
     "Sampler",
     "Starts",
+    "Tally",
     "parse_starts",
     "run_chain",
     "sample",

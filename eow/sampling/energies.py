@@ -6,6 +6,8 @@ With h = softmax(f), s = sum_k h[k] over the K classes and h[K+1] the unknown:
     proof       E = -log h[K+1]     what the proof of proposition 1 uses: p = h[K+1] / Z
     complement  E' = -log s         eq. 6; its gradient has the direction of eq. 3's, scaled by h[K+1] / s
 
+and, for JEM, joint: E = -logsumexp f, of all the logits there are.
+
 `ENERGIES` is what a chain descends. `NEGATIVE_LOSSES` is what the chain's samples then minimise: -log h[K+1] (eq. 4)
 for the first two, log s (eq. 7) for the third.
 """
@@ -33,6 +35,7 @@ ENERGIES: dict[str, Energy] = {
     "paper": log_unknown,
     "proof": lambda logits: -log_unknown(logits),
     "complement": lambda logits: -log_known(logits),
+    "joint": lambda logits: -logits.logsumexp(1),
 }
 
 NEGATIVE_LOSSES: dict[str, Energy] = {
@@ -45,9 +48,12 @@ NEGATIVE_LOSSES: dict[str, Energy] = {
 def logit_gradient(energy: str, logits: Tensor) -> Tensor:
     """The energy's gradient with respect to the logits, by hand.
 
-    paper: e_{K+1} - h; proof: h - e_{K+1}; complement: h - g with g the softmax of the K logits alone, and 0.
+    paper: e_{K+1} - h; proof: h - e_{K+1}; complement: h - g with g the softmax of the K logits alone, and 0;
+    joint: -h.
     """
     h = logits.softmax(1)
+    if energy == "joint":
+        return h.neg_()
     if energy == "complement":
         h[:, :-1] -= logits[:, :-1].softmax(1)
         return h

@@ -99,7 +99,7 @@ class Layer(Piece):
             self.bias = None if self.bias is None else nn.functional.pad(self.bias, (0, self.padding))
 
     def forward(self, x: Tensor, plus: Tensor | None = None, slope: float | None = None) -> Tensor:
-        """activation(layer(x)), or activation(layer(x) + plus) with the block's slope at the end of a residual branch."""
+        """activation(layer(x)), or activation(layer(x) + plus) with the block's slope after a residual branch."""
         self.x = x
         slope = self.slope if plus is None else slope
         self.result = self.multiply(x, plus, slope) if self.product else self.convolve(x, plus, slope)

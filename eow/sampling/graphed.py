@@ -52,7 +52,7 @@ def written_out_chain(
         inner = written_out_chain(Chained(rest), pooled, slower, radius, generator, dtype)
         return Chain(z0 + (inner.z - pooled)[:, :, None, None], inner.capped, inner.energy)
     linear = isinstance(first, Layer) and not first.convolution and first.slope is None and not rest
-    if linear and trust is None and motion.energy != "complement" and motion.steps * z0.numel() <= MOST_NOISE:
+    if linear and trust is None and motion.energy in ("paper", "proof") and motion.steps * z0.numel() <= MOST_NOISE:
         first.read(z0.dtype)
         assert isinstance(first, Layer)
         return logit_chain(first.weight, first.bias, z0, motion, generator)

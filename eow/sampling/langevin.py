@@ -26,6 +26,25 @@ class Chain(NamedTuple):
     energy: Tensor  # (steps + 1, N): the energy before every step and at the end; the fast path keeps first and last
 
 
+class Tally:
+    """What happened to the chains since the last reading, added up in place on the device, as a captured step must."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+
+    def add(self, chain: Chain) -> None:
+        self.sums[0] += len(chain.z)
+        self.sums[1:] += torch.stack([chain.capped.sum(), chain.energy[0].sum(), chain.energy[-1].sum()])
+
+    def read(self) -> dict[str, float]:
+        """The number of chains, how many the trust region held back, and their mean energies; the sums begin anew."""
+        chains, capped, start, end = self.sums.tolist()
+        self.sums.zero_()
+        if not chains:
+            return {}
+        return {"chains": chains, "capped": capped, "energy_start": start / chains, "energy_end": end / chains}
+
+
 def noise_scale(noise: float | str, step: float) -> float:
     """The standard deviation of the noise: a number, or "langevin" for eq. 5's sqrt(step)."""
     if noise == "langevin":
