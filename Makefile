@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo demo-all test lint format clean
+.PHONY: demo demo-all test lint format readme clean
 
 demo: $(VENV)/.installed
 	$(BIN)/eow demo --out runs/demo
@@ -24,6 +24,9 @@ lint: $(VENV)/.installed-test
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+readme: $(VENV)/.installed
+	$(BIN)/python benchmarks/readme.py
 
 # A stamp marks a finished install, so that an interrupted one is repeated and a finished one is not.
 $(VENV)/.installed: pyproject.toml constraints.txt

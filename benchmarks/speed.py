@@ -140,7 +140,7 @@ def rows_of(
         settings: dict[str, Any] = {"steps": steps, "step": 2.0, "noise": 1e-3}
         sampler = Sampler(method.model.tail, "paper", **settings)
         row["chain"] = timed(
-            lambda s=sampler, z=z, m=method: s(z, None, m.stream, autocast=cuda), place.device, repeats
+            lambda s=sampler, z=z, m=method: s(z, None, m.stream, autocast=cuda and not tf32), place.device, repeats
         )
         row["flops"] = chain_flops(method.model.tail.eval(), z, steps)
         if references:

@@ -18,6 +18,7 @@ from eow.evaluate import evaluate
 from eow.methods import METHODS
 from eow.methods.vanilla import VanillaOptions
 from eow.runs import train
+from eow.storage import write_json
 
 UNKNOWN_CLASSES = (8, 9)
 RATE = 0.01  # the unknown rate of the table's last ECE
@@ -35,15 +36,15 @@ def demo_config(method: str, seed: int) -> RunConfig:
 
 def run_demo(folder: Path, seed: int = 0, resume: bool = False) -> dict[str, dict[str, Any]]:
     """Train both methods into `folder`, print the table, and return its figures by method."""
-    console.print(
-        "digits 0-7 are known; 8 and 9 are never seen in training and should come out as unknown", highlight=False
-    )
+    console.print("digits 0-7 are known; 8 and 9 are never seen in training and should come out as unknown")
     figures = {}
     for method in ("vanilla", "eow"):
         if not resume and (folder / method / "config.json").exists():
             shutil.rmtree(folder / method)  # an old demo, which this one replaces
-        summary = train(demo_config(method, seed), folder / method, resume=resume)
+        with one_thread():
+            summary = train(demo_config(method, seed), folder / method, resume=resume)
         figures[method] = row(folder / method, summary)
+    write_json(folder / "table.json", figures)
     print_table(
         f"digits, seed {seed}",
         ["method", "accuracy", "ECE", f"ECE, ρ={RATE}", "NLL", "AUROC", "unknown: known", "unseen", "seconds"],
@@ -72,6 +73,7 @@ def run_all(folder: Path, seeds: int = 3) -> dict[str, list[dict[str, Any]]]:
                 summary = train(config, beside / method, resume=True, progress=False)
             figures[method].append(row(beside / method, summary))
             console.print(f"seed {seed}: {method}, {summary['train_seconds']:.1f} s of training")
+    write_json(folder / "table.json", figures)
     shown = {key: pattern for key, pattern in PATTERNS.items() if key != "ece_at_rate"}
     print_table(
         f"digits, {seeds} seeds",

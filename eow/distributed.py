@@ -1,6 +1,7 @@
 """Several processes, one training: torch.distributed as torchrun starts it, or as `eow train --devices N` has it
 started."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def process_group(device_name: str) -> Iterator[Place]:
     try:
         yield Place(device, torch.distributed.get_rank(), world)
     finally:
+        gc.collect()  # DDP objects sit in reference cycles; one that outlives its process group ends in an abort
         torch.distributed.destroy_process_group()
 
 
@@ -56,5 +58,9 @@ def launch(devices: int, arguments: list[str]) -> int:
     """Run `eow ARGUMENTS` in `devices` processes of this machine under torchrun; its exit code."""
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         raise EowError(f"--devices {devices} asks for more than the {torch.cuda.device_count()} GPUs of this machine")
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }  # DDP would comment on parameters that are all used
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-    return subprocess.call([*command, "-m", "eow.cli", *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.call([*command, "-m", "eow.cli", *arguments], env={**quiet, **os.environ})

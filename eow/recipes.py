@@ -24,22 +24,25 @@ PAPER_CHAINS: Table = {
 
 CONTROLS = ("noise_negatives", "mixed_negatives", "vos")  # EOW without chains: on at the same time, nothing else alike
 
-# What a method wants of its own in `modern`, on every network, on the MLP and on the others.
+# What a method wants of its own in `modern`, on every network, on the MLP and on the others. JEM's steps and start,
+# DBLE's rate and that mixed_negatives keeps EOW's cut were chosen by the NLL on held-out training data alone: digits
+# 0-5, 30 % for validation, three seeds, the published or simpler setting where two are within a standard error.
 MODERN_SETTINGS: dict[str, Table] = {
-    "dble": {"train": {"optimizer": "sgd", "lr": 0.1, "nesterov": False, "weight_decay": 5e-4}},
+    "dble": {"train": {"optimizer": "sgd", "lr": 0.1, "nesterov": False}},  # as published
     "jem": {"method": {"steps": 5, "start": "informative"}},  # JEM++: a quarter of the steps do from better starts
 }
 MODERN_MLP_SETTINGS: dict[str, Table] = {
-    "dble": {"train": {"epochs": 100}},  # each of fewer steps than the others': an episode is a large batch
-    "mixed_negatives": {"model": {"cut": "input"}},  # mixed features taught less on digits
+    "dble": {"train": {"lr": 0.03}},  # at 0.1 the few errors blow σ up
     "vos": {"method": {"buffer_size": 1000}},  # four times the features there are
 }
+# Where to start from, not a measured recommendation: first found on digits' test accuracy, then compared again with the
+# settings named here on held-out training data as above, but with one seed (ResNet-18, 12 epochs of batches of 64).
 MODERN_CONVNET_SETTINGS: dict[str, Table] = {
-    # Without normalisation and with Adam, as published. ResNet-18 on digits, 6 epochs, one seed: 99 %; with batch norm
-    # it diverged with SGD at 0.2 and reached 83 % with this Adam.
+    # Without normalisation and with Adam, as published: NLL 0.03, accuracy 98.7 %. With batch norm it diverged with SGD
+    # at 0.2 and reached 1.04 and 67 % with this Adam.
     "jem": {"train": {"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0}, "model": {"norm": "none"}},
-    # Slow centres have not parted when the features have shrunk to their common start: ResNet-18 on digits, 6 epochs,
-    # one seed: 16 % at this rate with scale 1, 96 % with 16.
+    # Slow centres have not parted when the features have shrunk to their common start: NLL 0.86, accuracy 92 %; with
+    # scale 1 2.36 and 25 %, and 1.66 and 48 % at rate 0.2.
     "ova_dm": {"train": {"lr": 0.02}, "method": {"centre_scale": 16.0}},
 }
 
@@ -47,26 +50,14 @@ MODERN_CONVNET_SETTINGS: dict[str, Table] = {
 def modern(model: str, method: str) -> Table:
     if model == "mlp":
         train = {
-            "epochs": 40,
-            "batch": 64,
-            "optimizer": "adam",
-            "lr": 3e-3,
-            "weight_decay": 0.0,
-            "schedule": "onecycle",
-        }
-        own = merge(MODERN_SETTINGS.get(method, {}), MODERN_MLP_SETTINGS.get(method, {}))
-        return merge({"train": train, "model": {"hidden": [256, 256]}}, own)
-    table = {
-        "train": {
-            "epochs": 15,
-            "batch": 256,
-            "optimizer": "sgd",
-            "lr": 0.2,
-            "weight_decay": 5e-4,
-            "schedule": "onecycle",
-        }
-    }
-    return merge(table, MODERN_SETTINGS.get(method, {}), MODERN_CONVNET_SETTINGS.get(method, {}))
+            "epochs": 40, "batch": 64, "optimizer": "adam", "lr": 3e-3, "weight_decay": 0.0, "schedule": "onecycle",
+        }  # fmt: skip
+        table: Table = {"train": train, "model": {"hidden": [256, 256]}}
+        return merge(table, MODERN_SETTINGS.get(method, {}), MODERN_MLP_SETTINGS.get(method, {}))
+    train = {
+        "epochs": 15, "batch": 256, "optimizer": "sgd", "lr": 0.2, "weight_decay": 5e-4, "schedule": "onecycle",
+    }  # fmt: skip
+    return merge({"train": train}, MODERN_SETTINGS.get(method, {}), MODERN_CONVNET_SETTINGS.get(method, {}))
 
 
 def paper(model: str, method: str) -> Table:

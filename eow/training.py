@@ -12,6 +12,7 @@ the last good state comes back and the epoch is tried with other random numbers 
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -72,6 +73,15 @@ def make_optimizer(module: nn.Module, settings: TrainConfig, rate: Tensor) -> to
     return torch.optim.SGD(parameters, lr, settings.momentum, weight_decay=decay, nesterov=nesterov, fused=cuda)
 
 
+def distributed(method: Method, place: Place) -> DistributedDataParallel:
+    """DDP around the method. Buffers stay each rank's own, since replay buffers must differ; and a method may leave
+    parameters out of a step, for whose gradients DDP would otherwise wait."""
+    devices = [place.device] if place.device.type == "cuda" else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # its successor would share the buffers once, at the start
+        return DistributedDataParallel(method, device_ids=devices, broadcast_buffers=False, find_unused_parameters=True)
+
+
 class Diverged(EowError):
     """An epoch that must not count."""
 
@@ -114,12 +124,7 @@ class Training:
             method.model.encoder.compile(dynamic=False)
         self.module: nn.Module = method
         if place.world > 1:
-            # Buffers stay each rank's own: replay buffers must differ between ranks.
-            devices = [place.device] if place.device.type == "cuda" else None
-            # A method may leave parameters out of a step; without looking for them, DDP would wait for their gradients.
-            self.module = DistributedDataParallel(
-                method, device_ids=devices, broadcast_buffers=False, find_unused_parameters=True
-            )
+            self.module = distributed(method, place)
         wanted = settings.precision
         self.rollbacks = 0  # so far; part of a checkpoint
         self.bf16 = wanted == "bf16" or (wanted == "auto" and place.device.type == "cuda")

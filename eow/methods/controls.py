@@ -14,9 +14,13 @@ Ours, digits with 8 and 9 unseen, three seeds, recipe `modern` (eow: 98.7, 5.2, 
                                   accuracy     ECE          AUROC        unknown: known / unseen classes
     noise_negatives               98.3 ± 0.4   1.1 ± 0.3    96.1 ± 0.8   .000 / .000
     noise_negatives, cut=input    99.0 ± 0.3   1.0 ± 0.2    96.0 ± 0.8   .002 / .019
-    mixed_negatives (cut=input)   99.1 ± 0.0   8.2 ± 0.1    96.1 ± 0.4   .087 / .636
-    ... at EOW's cut              98.5 ± 0.1   5.7 ± 0.5    95.1 ± 0.8   .060 / .237
+    mixed_negatives               98.5 ± 0.1   5.7 ± 0.5    95.1 ± 0.8   .060 / .237
+    mixed_negatives, cut=input    99.1 ± 0.0   8.2 ± 0.1    96.1 ± 0.4   .087 / .636
     vos                           98.4 ± 0.4   11.3 ± 0.6   94.9 ± 0.7   .088 / .122
+
+mixed_negatives keeps EOW's cut by the NLL on held-out training data (classes 0-5, 30 % for validation, three seeds):
+.105 against .123 at the input, which pays for more unknown on known classes; among the K classes alone it is .024
+against .013, and the input tells the held-out classes 6 and 7 apart better (AUROC 97.1 against 98.8).
 """
 
 from dataclasses import dataclass
