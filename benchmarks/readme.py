@@ -6,93 +6,89 @@ python benchmarks/readme.py            # writes them between their markers; `mak
 import json
 import statistics
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
-RECORDS = ROOT / "records"
+DIGITS = "records/2026-11-15_digits"
+SPEED = "records/2026-11-15_speed-h200"
+
+ABOUT_DIGITS = f"""Digits, 8 and 9 never seen in training, recipe `modern`, mean ± standard deviation over 3 seeds, two
+CPU cores (`make demo-all`, [record]({DIGITS}/record.md)). Accuracy, ECE and AUROC (confidence, known against unseen) in %:
+"""
+ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, 64 chains of {steps} steps, milliseconds
+(`python benchmarks/speed.py`, [record]({folder}/record.md) with all models and batch sizes):
+"""
+ABOUT_TRAINING = """
+The authors' iteration on WRN-28-10 takes 414 ms in TF32, ours {tf32:.0f} ms. CIFAR-100, ResNet-50, 15 epochs, one seed:
+vanilla {vanilla}, EOW from epoch 10 with 100 steps after stage 4 {features}, EOW with the default settings {modern}."""
+
+COLUMNS = {  # key in the record: heading, factor, digits
+    "accuracy": ("accuracy", 100, 1),
+    "ece": ("ECE", 100, 2),
+    "nll": ("NLL", 1, 3),
+    "auroc": ("AUROC", 100, 1),
+    "unknown_known": ("unknown: known", 1, 3),
+    "unknown_unseen": ("unseen", 1, 3),
+    "seconds": ("seconds", 1, 1),
+}
+SHOWN = (("resnet50", "penultimate", 256), ("resnet50", "stage4", 256), ("resnet50", "stage3", 256))
+SHOWN += (("wrn28_10", "stage2", 64),)
 
 
-def digits() -> str:
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def spread(values: list[float], factor: int, digits: int, alone: bool) -> str:
+    if not values:
+        return "-"
+    mean = f"{factor * statistics.mean(values):.{digits}f}"
+    return mean if alone else f"{mean} ± {factor * statistics.stdev(values):.{digits}f}"
+
+
+def digits_table() -> str:
     """All methods on digits with 8 and 9 unseen."""
-    table = json.loads((RECORDS / "2026-11-15_digits" / "table.json").read_text())
-    lines = [
-        "Digits, 8 and 9 never seen in training, recipe `modern`, mean ± standard deviation over 3 seeds, two CPU cores "
-        "(`make demo-all`, [record](records/2026-11-15_digits/record.md)). Accuracy, ECE and AUROC (confidence, known against unseen) in %:",
-        "",
-        "| method | accuracy | ECE | NLL | AUROC | unknown: known | unseen | seconds |",
-        "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    table = json.loads((ROOT / DIGITS / "table.json").read_text())
+    rows = []
     for method, runs in table.items():
-        cells = []
-        for key, scale, digits_after in (
-            ("accuracy", 100, 1), ("ece", 100, 2), ("nll", 1, 3), ("auroc", 100, 1), ("unknown_known", 1, 3),
-            ("unknown_unseen", 1, 3), ("seconds", 1, 1),
-        ):  # fmt: skip
-            values = [scale * run[key] for run in runs if run[key] is not None]
-            mean = f"{statistics.mean(values):.{digits_after}f}" if values else "-"
-            cells.append(
-                mean if key == "seconds" or not values else f"{mean} ± {statistics.stdev(values):.{digits_after}f}"
-            )
-        lines.append(f"| `{method}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells = [f"`{method}`"]
+        for key, (_, factor, digits) in COLUMNS.items():
+            values = [run[key] for run in runs if run[key] is not None]
+            cells.append(spread(values, factor, digits, alone=key == "seconds" or len(values) == 1))
+        rows.append(cells)
+    return f"{ABOUT_DIGITS}\n{markdown(['method', *(heading for heading, _, _ in COLUMNS.values())], rows)}"
 
 
-def speed() -> str:
+def speed_table() -> str:
     """What the energy term costs on a GPU, and the trainings that were timed."""
-    folder = RECORDS / "2026-11-15_speed-h200"
-    figures = json.loads((folder / "speed.json").read_text())
-    trainings = {run["run"]: run for run in json.loads((folder / "train.json").read_text())}
-    tf32 = json.loads((folder / "tf32.json").read_text())["rows"][0]
-    wanted = [
-        ("resnet50", "penultimate", 256),
-        ("resnet50", "stage4", 256),
-        ("resnet50", "stage3", 256),
-        ("wrn28_10", "stage2", 64),
-    ]
-    lines = [
-        f"One {figures['device']}, torch {figures['torch']}, bfloat16, 64 chains of {figures['steps']} steps, milliseconds "
-        "(`python benchmarks/speed.py`, [record](records/2026-11-15_speed-h200/record.md) with all models and batch sizes):",
-        "",
-        "| model | cut | batch | plain step | EOW step | ratio | chain | the same chain under autograd | arithmetic alone |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    references = {
-        (row["model"], row["cut"]): row["chain_reference"] for row in figures["rows"] if "chain_reference" in row
-    }
+    figures = json.loads((ROOT / SPEED / "speed.json").read_text())
+    tf32 = json.loads((ROOT / SPEED / "tf32.json").read_text())["rows"][0]["eow"]
+    slow = {(row["model"], row["cut"]): row["chain_reference"] for row in figures["rows"] if "chain_reference" in row}
+    rows = []
     for row in figures["rows"]:
-        if (row["model"], row["cut"], row["batch"]) in wanted:
-            reference = references[row["model"], row["cut"]]
-            lines.append(
-                f"| {row['model']} | {row['cut']} | {row['batch']} | {row['plain']:.1f} | {row['eow']:.1f} | {row['ratio']:.2f} "
-                f"| {row['chain']:.2f} | {reference:.0f} | {row['floor']:.2f} |"
-            )
-
-    def minutes(name: str) -> str:
-        run = trainings[name]
-        return f"{run['train_seconds']:.1f} s ({100 * run['accuracy']:.1f} %, ECE {100 * run['ece']:.2f})"
-
-    lines += [
-        "",
-        f"The authors' iteration on WRN-28-10 takes 414 ms in TF32; ours {tf32['eow']:.0f} ms in TF32. CIFAR-100, ResNet-50, "
-        f"15 epochs, one seed: vanilla {minutes('vanilla')}, EOW from epoch 10 with 100 steps after stage 4 "
-        f"{minutes('eow-features')}, the default EOW {minutes('eow-modern')}.",
-    ]  # fmt: skip
-    return "\n".join(lines)
+        if (row["model"], row["cut"], row["batch"]) in SHOWN:
+            times = [f"{row['plain']:.1f}", f"{row['eow']:.1f}", f"{row['ratio']:.2f}", f"{row['chain']:.1f}"]
+            times += [f"{slow[row['model'], row['cut']]:.0f}", f"{row['floor']:.2f}"]
+            rows.append([row["model"], row["cut"], str(row["batch"]), *times])
+    header = ["model", "cut", "batch", "plain step", "EOW step", "ratio", "chain", "under autograd", "its arithmetic"]
+    runs = {}
+    for run in json.loads((ROOT / SPEED / "train.json").read_text()):
+        figures_of = f"{100 * run['accuracy']:.1f} %, ECE {100 * run['ece']:.2f}"
+        runs[run["run"].removeprefix("eow-")] = f"{run['train_seconds']:.1f} s ({figures_of})"
+    about = ABOUT_SPEED.format(folder=SPEED, **{key: figures[key] for key in ("device", "torch", "steps")})
+    trained = ABOUT_TRAINING.format(tf32=tf32, **{key: runs[key] for key in ("vanilla", "features", "modern")})
+    return f"{about}\n{markdown(header, rows)}\n{trained}"
 
 
 def rendered(text: str) -> str:
     """The README with its tables as the records have them now."""
-    for name, table in (("digits", digits), ("speed", speed)):
+    for name, table in (("digits", digits_table), ("speed", speed_table)):
         begin, end = f"<!-- table: {name} -->\n", f"\n<!-- end: {name} -->"
         before, rest = text.split(begin)
         text = before + begin + table() + end + rest.split(end)[1]
     return text
 
 
-def main() -> None:
-    readme: Any = ROOT / "README.md"
-    readme.write_text(rendered(readme.read_text(encoding="utf-8")), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    readme = ROOT / "README.md"
+    readme.write_text(rendered(readme.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,5 +1,6 @@
 """The command line, nothing else: every command calls one function of the package and prints what it returns."""
 
+import io
 import json
 import os
 import sys
@@ -35,12 +36,6 @@ def common(
     ] = False,
 ) -> None:
     """Energy-based open-world softmax: classifiers that can answer "unknown"."""
-
-
-def split_list(text: str) -> list[Any]:
-    return [
-        int(part) if part.strip().lstrip("-").isdigit() else part.strip() for part in text.split(",") if part.strip()
-    ]
 
 
 @app.command(epilog="Example:  eow train --data digits --unknown-classes 8,9 --method eow --out runs/digits")
@@ -82,13 +77,15 @@ def train(
         "data": {
             "name": data, "root": root or None, "allow_unofficial": allow_unofficial or None,
             "resident": {"yes": True, "no": False}.get(resident),
-            "unknown_classes": split_list(unknown_classes) or None, "outliers": split_list(outliers) or None,
+            "unknown_classes": unknown_classes or None, "outliers": outliers or None,
         },
     }  # fmt: skip
     wishes = resolve(from_toml(config) if config else {}, given(flags), from_assignments(settings or []))
     if devices > 1 and "RANK" not in os.environ:
         from eow.distributed import launch
+        from eow.runs import check
 
+        check(wishes, out, resume=resume, world=devices)
         raise typer.Exit(launch(devices, sys.argv[1:]))
     from eow.runs import train as train_run
 
@@ -277,10 +274,17 @@ def data_verify(name: Annotated[str, typer.Argument(help="A name from `eow data 
 
 def main() -> None:
     """The command's entry: what the user can put right is one line and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without λ gets a ?
     try:
         app()
     except EowError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"error: reading or writing failed: {error}", file=sys.stderr)
+        # What is still to be printed must go somewhere, or Python complains of it after the sentence.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(2)
 
 

@@ -6,6 +6,7 @@ A run's settings are layered, the later winning: the dataclasses' defaults, the 
 
 import dataclasses
 import json
+import re
 import tomllib
 import types
 import typing
@@ -17,6 +18,10 @@ from typing import Any, Literal
 from eow.errors import EowError
 
 Table = dict[str, Any]
+
+SECTIONS = ("data", "model", "method", "train")
+LARGEST = 10_000_000  # of a batch and of whatever a method counts: beyond, a slip of the hand and no memory
+WIDEST = 1_000_000  # a hidden layer
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,11 @@ def convert(value: Any, wanted: Any, key: str) -> Any:
     """`value` as the annotated type `wanted`, or an error that names the key. Whole floats are not ints, bools are no
     numbers."""
     origin, choices = typing.get_origin(wanted), typing.get_args(wanted)
+    if type(value) is int and value.bit_length() > 63:
+        raise EowError(f"{key} is a whole number of {value.bit_length()} bits: give one below 2**63")
     if origin is Literal:
+        if type(value) is int and str(value) in choices:
+            value = str(value)  # TOML reads 32 as a number, whatever the choices are
         if value not in choices:
             raise EowError(f"{key} is {value!r}: choose one of {', '.join(map(str, choices))}")
         return value
@@ -125,7 +134,9 @@ def from_text(text: str) -> Any:
     shell."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError:
+        raise EowError(f"the value {text[:20]}... is nested too deeply: no setting is a list of lists") from None
+    except ValueError:  # TOML's own, and that of a number too long to be read
         return text
 
 
@@ -138,7 +149,9 @@ def from_assignments(assignments: list[str]) -> Table:
         if not equals or not section or (dot and not key):
             raise EowError(f"--set {assignment!r} is no setting: write section.key=value, for example train.epochs=20")
         if dot:
-            table.setdefault(section, {})[key] = from_text(text.strip())
+            if not isinstance(table.setdefault(section, {}), dict):
+                raise EowError(f"--set {assignment!r} follows --set {section}={table[section]}: leave one of them out")
+            table[section][key] = from_text(text.strip())
         else:
             table[section] = from_text(text.strip())
     return table
@@ -149,7 +162,7 @@ def from_toml(path: str | Path) -> Table:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EowError(f"there is no file {path}: give the path of a TOML file with the run's settings") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EowError(f"{path} cannot be read as TOML: {error}") from None
 
 
@@ -170,18 +183,26 @@ def resolve(*layers: Table) -> RunConfig:
     from eow.recipes import recipe  # here, because it imports the methods and with them torch
 
     wishes = merge({"recipe": "modern", "data": {}, "model": {}, "method": {}}, *layers)
-    for section in ("data", "model", "method", "train"):
-        if not isinstance(wishes.get(section, {}), dict):
-            raise EowError(
-                f"{section} is {wishes[section]!r}: it is a section with keys, for example {section}.name=..."
-            )
+    check_sections(wishes)
+    convert(wishes["recipe"], str, "recipe")
     return from_table(merge(recipe(wishes), wishes))
+
+
+def check_sections(table: Any) -> None:
+    if not isinstance(table, dict):
+        raise EowError(f"the settings are {table!r}: they are a table with the sections {', '.join(SECTIONS)}")
+    for section in SECTIONS:
+        if not isinstance(table.get(section, {}), dict):
+            raise EowError(
+                f"{section} is {table[section]!r}: it is a section with keys, for example {section}.name=..."
+            )
 
 
 def from_table(table: Table) -> RunConfig:
     """A RunConfig from a complete table, such as a run's config.json."""
     from eow.methods import method_named
 
+    check_sections(table)
     table = dict(table)
     options = dict(table.pop("method", {}))
     method = method_named(str(options.pop("name", "vanilla")))
@@ -202,27 +223,42 @@ def from_table(table: Table) -> RunConfig:
     return config
 
 
+def check_range(key: str, value: float, least: float, most: float = float("inf")) -> None:
+    if value < least:
+        raise EowError(f"{key} is {value}: it must be at least {least}")
+    if value > most:
+        raise EowError(f"{key} is {value}: it must be at most {most:,}")
+
+
+def check_training(train: TrainConfig, seed: int, section: str = "train") -> None:
+    """What types alone cannot say of a training, whether a run's or `eow.fit`'s."""
+    check_range("seed", seed, 0)
+    for key in ("epochs", "checkpoint_every"):
+        check_range(f"{section}.{key}", getattr(train, key), 1)
+    for key in ("warmup_steps", "holdout_epochs", "clip", "rollbacks", "weight_decay", "momentum"):
+        check_range(f"{section}.{key}", getattr(train, key), 0)
+    check_range(f"{section}.batch", train.batch, 1, LARGEST)
+    for key in ("lr", "gamma"):
+        if getattr(train, key) <= 0:
+            raise EowError(f"{section}.{key} is {getattr(train, key)}: it must be above 0")
+    if train.momentum >= 1:
+        raise EowError(f"{section}.momentum is {train.momentum}: it must be below 1")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", train.device):
+        raise EowError(f"{section}.device is {train.device!r}: choose one of auto, cpu, cuda, cuda:0 (1, ...), mps")
+
+
 def check(config: RunConfig) -> None:
     """What types alone cannot say."""
     from eow.methods import method_named
 
     train, data, method = config.train, config.data, method_named(config.method.name)
-    for key, value, least in (
-        ("train.epochs", train.epochs, 1),
-        ("train.batch", train.batch, 1),
-        ("train.checkpoint_every", train.checkpoint_every, 1),
-        ("train.warmup_steps", train.warmup_steps, 0),
-        ("train.holdout_epochs", train.holdout_epochs, 0),
-        ("train.clip", train.clip, 0),
-        ("train.rollbacks", train.rollbacks, 0),
-        ("train.weight_decay", train.weight_decay, 0),
-        ("data.holdout", data.holdout, 0),
-        ("seed", config.seed, 0),
-    ):
-        if value < least:
-            raise EowError(f"{key} is {value}: it must be at least {least}")
-    if train.lr <= 0:
-        raise EowError(f"train.lr is {train.lr}: it must be above 0")
+    check_training(train, config.seed)
+    check_range("data.holdout", data.holdout, 0)
+    for width in config.model.hidden:
+        check_range("model.hidden", width, 1, WIDEST)
+    for key, value in dataclasses.asdict(config.method).items():
+        if type(value) is int:  # what is too small for a method, it says itself
+            check_range(f"method.{key}", value, -LARGEST, LARGEST)
     if method.needs_holdout and not data.holdout:
         raise EowError(f"{config.method.name} is fitted on held-out training data: set data.holdout, for example 0.1")
     if method.needs_holdout and train.holdout_epochs:

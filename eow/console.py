@@ -1,14 +1,16 @@
-"""What a person sees in the terminal: one console, one progress bar, one way to print a table."""
+"""What a person sees in the terminal: one console, one progress bar, one way to print a table. Text is printed as it
+stands: a file's name may hold brackets and colons that rich would read as its own."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
-console = Console(highlight=False, soft_wrap=True)
+PlainConsole = partial(Console, highlight=False, markup=False, emoji=False)
+console = PlainConsole(soft_wrap=True)
 
 
 def training_bar(show: bool = True) -> Progress:
@@ -35,8 +37,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
         numbers = all(is_number(row[index]) for row in cells)
         table.add_column(column, justify="right" if numbers else "left", no_wrap=index == 0)
     for row in cells:
-        table.add_row(*map(Text, row))  # Text, because a cell may hold brackets that are not meant as markup
-    target = console if console.is_terminal else Console(width=200, file=console.file)
+        table.add_row(*row)
+    target = console if console.is_terminal else PlainConsole(width=200, file=console.file)
     target.print(table)
 
 

@@ -23,6 +23,8 @@ class Place(NamedTuple):
 
 
 def pick_device(name: str) -> torch.device:
+    """The device of that name; "auto" is EOW_DEVICE where that is set, else a GPU where there is one."""
+    name = os.environ.get("EOW_DEVICE", name) if name == "auto" else name
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

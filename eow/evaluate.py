@@ -8,7 +8,7 @@ from eow.errors import EowError
 from eow.metrics import accuracy, auroc, ece, nll, nll_renormalised
 from eow.predictions import Predictions, read
 
-KNOWN = "test"  # the file of predictions on the known classes' test set
+KNOWN = "test"  # the name of the predictions on the known classes' test set
 
 
 def calibration(predictions: Predictions) -> dict[str, float]:
@@ -35,11 +35,14 @@ def open_world(known: Predictions, outliers: Predictions) -> dict[str, float]:
     return figures
 
 
-def evaluate(folder: Path, unknown_rate: float | None = None) -> dict[str, Any]:
+def evaluate(folder: str | Path, unknown_rate: float | None = None, *, finished: bool = True) -> dict[str, Any]:
     """All figures of a run, from the predictions in its folder: {"test": {...}, "unknown": {...}, outlier set:
-    {...}}."""
+    {...}}. `finished` is False only for the run that is about to end."""
+    folder = Path(folder)
     files = sorted((folder / "predictions").glob("*.safetensors"))
-    predictions = {file.stem: read(file) for file in files}
+    if finished and not (folder / "summary.json").exists() and (files or (folder / "config.json").exists()):
+        raise EowError(f"the run in {folder} is not finished: resume it with `eow train --resume` first")
+    predictions = {each.manifest["name"]: each for each in map(read, files)}
     if KNOWN not in predictions:
         raise EowError(f"there are no predictions in {folder}: is that the folder of a finished run?")
     if unknown_rate is not None:

@@ -8,6 +8,8 @@ content, never by its name alone.
 
 import hashlib
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +24,9 @@ from eow.storage import make_folder, read_tensors, write_arrays
 if TYPE_CHECKING:
     from eow.data import Dataset
     from eow.runs import Run
+
+DIMENSIONS = {"label": 1, "confidence": 1, "probs": 2, "unknown": 1, "labels": 1, "logits": 2}  # logits may be absent
+BATCH = 1000  # samples that are predicted at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +66,14 @@ def content_key(weights: str, dataset: Any, transform: Any) -> str:
 
 
 def compute(
-    method: Any, dataset: Any, transform: Any, device: Any, seed: int = 0, batch: int = 1000
+    method: Any, dataset: Any, transform: Any, device: Any, seed: int = 0, batch: int = BATCH
 ) -> dict[str, np.ndarray]:
     """Run the method over the whole data set, in order."""
     from eow.data.loader import Batches
     from eow.seeds import derive, own_randomness
 
     parts: dict[str, list[np.ndarray]] = {}
-    with own_randomness(device, derive(seed, 2)):  # some networks draw noise at prediction too
+    with own_randomness(device, derive("prediction", seed)):  # some networks draw noise at prediction too
         for x, y in Batches(dataset, batch, transform, device, resident=False).in_order():
             fields = {**method.predict(x)._asdict(), "labels": y}
             for name, value in fields.items():
@@ -85,12 +90,41 @@ def write(path: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -
     write_arrays(path, arrays, manifest)
 
 
-def read(path: Path) -> Predictions:
-    arrays, manifest = read_tensors(path, "numpy")
-    try:
-        return Predictions(**{"logits": None, **arrays}, manifest=manifest)
-    except TypeError:
-        raise EowError(f"{path} holds {', '.join(sorted(arrays))} instead of predictions: make it again") from None
+def read(path: str | Path) -> Predictions:
+    arrays, manifest = read_tensors(Path(path), "numpy")
+    if fault := fault_of(arrays, manifest):
+        raise EowError(f"{path} does not hold predictions ({fault}): delete it and make it again")
+    return Predictions(**{"logits": None, **arrays}, manifest=manifest)
+
+
+def fault_of(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> str | None:
+    """What keeps a file's content from being predictions, as a sentence's part."""
+    if not all(isinstance(manifest.get(key), str) for key in ("name", "key", "method")):
+        return "its header does not say what they are of"
+    if {*arrays} | {"logits"} != {*DIMENSIONS}:
+        return f"it holds {', '.join(sorted(arrays)) or 'nothing'}"
+    for name, array in arrays.items():
+        if array.dtype.kind not in ("iu" if name in ("label", "labels") else "f") or array.ndim != DIMENSIONS[name]:
+            return f"{name} is {array.dtype} of shape {array.shape}"
+    if len({len(array) for array in arrays.values()}) > 1 or not arrays["probs"].size:
+        return "its arrays are empty or of different lengths"
+    classes, logits = arrays["probs"].shape[1], arrays.get("logits")
+    if logits is not None and logits.shape[1] not in (classes, classes + 1):
+        return f"{logits.shape[1]} logits for {classes} classes"
+    lam = manifest.get("lam")
+    absent = lam is None and (logits is None or logits.shape[1] == classes)  # only an unknown logit needs it
+    if not absent and not (isinstance(lam, int | float) and lam > 0):
+        return f"its header says that λ is {lam!r}"
+    return None
+
+
+def file_name(name: str) -> str:
+    """The file for a data set's name: a plain name as it is; any other is made plain and gets a hash, behind a sign
+    that no plain name has, so that no two names share a file."""
+    if re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
+        return f"{name}.safetensors"
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[-100:]
+    return f"{plain}~{hashlib.sha256(name.encode()).hexdigest()[:16]}.safetensors"
 
 
 def predict_set(run: "Run", name: str, dataset: "Dataset") -> Predictions:
@@ -100,16 +134,16 @@ def predict_set(run: "Run", name: str, dataset: "Dataset") -> Predictions:
     from eow import __version__
     from eow.config import to_table
 
-    path = run.folder / "predictions" / f"{name.replace(':', '-').replace('/', '_')}.safetensors"
+    path = run.folder / "predictions" / file_name(name)
     key = content_key(run.weights_hash, dataset, run.transform)
     if path.exists():
         stored = read(path)
-        if stored.manifest.get("key") == key:
+        if stored.manifest["key"] == key:
             return stored
     device = next(run.method.parameters()).device
     arrays = compute(run.method, dataset, run.transform, device, run.config.seed)
     manifest = {
-        "key": key, "method": run.config.method.name, "lam": getattr(run.config.method, "lam", None),
+        "name": name, "key": key, "method": run.config.method.name, "lam": getattr(run.config.method, "lam", None),
         "seed": run.config.seed,
         "data": dataset.name, "split": dataset.split, "data_hash": dataset.hash, "official": dataset.official,
         "weights": run.weights_hash, "classes": list(run.classes), "config": to_table(run.config),
@@ -119,7 +153,7 @@ def predict_set(run: "Run", name: str, dataset: "Dataset") -> Predictions:
     return read(path)
 
 
-def predict_files(run: "Run", files: list[Path], unknown_rate: float | None = None) -> list[dict[str, Any]]:
+def predict_files(run: "Run", files: Sequence[str | Path], unknown_rate: float | None = None) -> list[dict[str, Any]]:
     """One row a sample: file, index in it, label, class name, confidence, unknown."""
     import torch
 
@@ -128,13 +162,14 @@ def predict_files(run: "Run", files: list[Path], unknown_rate: float | None = No
 
     rows = []
     for file in files:
-        inputs = read_inputs(file, run.in_shape)
-        x = run.transform(torch.from_numpy(inputs))
-        with own_randomness(x.device, run.config.seed):
-            said = run.method.predict(x, unknown_rate)
-        for index, (label, confidence, unknown) in enumerate(
-            zip(said.label.tolist(), said.confidence.tolist(), said.unknown.tolist())
-        ):
+        inputs = read_inputs(Path(file), run.in_shape)
+        said: list[tuple[int, float, float]] = []
+        with own_randomness(torch.device("cpu"), run.config.seed):
+            for first in range(0, len(inputs), BATCH):
+                x = run.transform(torch.from_numpy(inputs[first : first + BATCH]))
+                part = run.method.predict(x, unknown_rate)
+                said += zip(part.label.tolist(), part.confidence.tolist(), part.unknown.tolist())
+        for index, (label, confidence, unknown) in enumerate(said):
             rows.append({
                 "file": str(file), "index": index, "of": len(inputs), "label": label, "class": run.classes[label],
                 "confidence": confidence, "unknown": unknown,

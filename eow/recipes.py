@@ -108,9 +108,11 @@ def default_model(data: str) -> str:
     """The paper's network for the set; for a user's own, one that fits its kind: an npz file may hold images or
     features."""
     kind, _, rest = data.partition(":")
+    if kind == "permuted" and rest:
+        return default_model(rest)
     if kind in ("npz", "csv", "noise"):
         return "mlp"
-    return "resnet18" if kind == "folder" else entry_of(rest if kind == "permuted" else data).model
+    return "resnet18" if kind == "folder" else entry_of(data).model
 
 
 def recipe(wishes: Table) -> Table:

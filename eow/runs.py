@@ -6,39 +6,31 @@
 checkpoint.safetensors holds the last good state; summary.json is written last and says that the run is complete.
 """
 
-import os
-import platform
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-import eow
+from eow import checkpoints, storage
 from eow import config as configs
-from eow import storage
 from eow.config import RunConfig
 from eow.console import console, training_bar
 from eow.data import Dataset
 from eow.data.catalog import CATALOG
 from eow.data.loader import Batches, Transform
 from eow.data.sets import RunData, load_sets
-from eow.distributed import Place, process_group
+from eow.distributed import Place, pick_device, process_group
 from eow.errors import EowError
 from eow.evaluate import KNOWN, evaluate
 from eow.methods import Method, method_named
 from eow.models import SplitModel
 from eow.models import build as build_model
 from eow.predictions import predict_set
+from eow.runfolder import environment, find_vanilla, open_folder
 from eow.seeds import derive, own_randomness
 from eow.training import Diverged, Training
-
-# Settings that say where a run happens, not what comes out of it: a run may be resumed with others.
-ELSEWHERE = (("data", "root"), ("data", "resident"), ("train", "device"), ("train", "checkpoint_every"))
 
 
 @dataclass(frozen=True)
@@ -69,65 +61,12 @@ def make_method(config: RunConfig, classes: int, in_shape: tuple[int, ...]) -> M
         return kind.create(make_model, config.method, classes, in_shape, config.seed)
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """What the run was made with."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    try:
-        source = Path(__file__).parent
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
-    return {
-        "eow": eow.__version__, "commit": commit, "python": platform.python_version(), "torch": torch.__version__,
-        "numpy": np.__version__, "system": f"{platform.system()} {platform.machine()}",
-        "device": f"{device.type} ({name})", "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-    }  # fmt: skip
-
-
-def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:
-    """The first setting in which two configs differ, as a sentence's part."""
-    for key in sorted({*old, *new}):
-        if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
-            if found := difference(old[key], new[key], f"{path}{key}."):
-                return found
-        elif old.get(key) != new.get(key) and tuple(f"{path}{key}".split(".")) not in ELSEWHERE:
-            return f"{path}{key} is {old.get(key)!r} there and {new.get(key)!r} now"
-    return None
-
-
-@contextmanager
-def open_folder(folder: Path, config: RunConfig, resume: bool) -> Iterator[bool]:
-    """The run's folder, made or found again, and locked. Yields whether the run in it is already complete."""
-    present = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.is_dir() else []
-    if present and not (folder / "config.json").exists():
-        raise EowError(f"{folder} is not empty and holds no run: choose another folder for --out")
-    if present and not resume:
-        with storage.locked(folder):  # a run that is under way is the better thing to say
-            raise EowError(
-                f"{folder} already holds a run: pass --resume to go on with it, or choose another folder for --out"
-            )
-    storage.make_folder(folder)
-    with storage.locked(folder):
-        if present and (found := difference(storage.read_json(folder / "config.json"), configs.to_table(config))):
-            raise EowError(
-                f"{folder} holds a run with other settings ({found}): resume it with its own, or choose another --out"
-            )
-        yield (folder / "summary.json").exists()
-
-
 def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progress: bool = True) -> dict[str, Any]:
-    """Train as `config` says into `folder` and return the summary. With `resume`, go on where the folder's run
-    stopped."""
+    """Train as `config` says into `folder` and return the summary. With `resume`, go on where its run stopped."""
     folder = Path(folder)
     with process_group(config.train.device) as place:
-        data = load_sets(
-            config.data, config.seed
-        )  # everything that can be wrong is found out before the folder is touched
-        method = make_method(config, len(data.train.classes), data.train.shape)
-        method.to(place.device)
-        method.prepare(place.device)
+        # Everything that can be wrong is found out before the folder is touched.
+        data, training = prepare(config, place, progress)
         chief = place.rank == 0
         with open_folder(folder, config, resume) if chief else nullcontext(False) as complete:
             if place.world > 1:
@@ -135,16 +74,50 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
                 torch.distributed.broadcast_object_list(word)
                 complete = word[0]
             if complete:
-                return storage.read_json(folder / "summary.json")
+                return storage.read_json(folder / "summary.json") if chief else {}
             if chief:
                 storage.write_json(folder / "config.json", configs.to_table(config))
                 storage.write_json(folder / "environment.json", environment(place.device))
-            source = find_vanilla(folder, config) if method.post_hoc else None
+            source = find_vanilla(folder, config, data) if training.method.post_hoc else None
             if source is not None:
-                take_over(method, source, folder)
+                take_over(training.method, source, folder)
             else:
-                optimise(method, data, config, folder, place, progress and chief)
-            return complete_run(method, data, config, folder, place) if chief else {}
+                optimise(training, data, config, folder, place, progress and chief)
+            return complete_run(training.method, data, config, folder, place) if chief else {}
+
+
+def check(config: RunConfig, folder: str | Path, *, resume: bool, world: int) -> None:
+    """Raise what `train` in `world` processes would raise before its first epoch: once, before they are started."""
+    prepare(config, Place(pick_device(config.train.device), 0, 1), progress=False)
+    if config.train.batch % world:
+        raise EowError(f"a batch of {config.train.batch} cannot be shared by {world} processes: make it a multiple")
+    present = Path(folder).exists()
+    with open_folder(Path(folder), config, resume):
+        pass
+    if not present:
+        (Path(folder) / ".lock").unlink()
+        Path(folder).rmdir()
+
+
+def prepare(config: RunConfig, place: Place, progress: bool) -> tuple[RunData, Training]:
+    """The data of a run, and its method on its device, ready to be trained."""
+    data, wanted = load_sets(config.data, config.seed), config.data
+    method = make_method(config, len(data.train.classes), data.train.shape)
+    method.to(place.device)
+    method.prepare(place.device, place.rank)
+    usual = CATALOG[wanted.name].augmentation if wanted.name in CATALOG else "none"
+    augment = usual if wanted.augment == "auto" else wanted.augment
+
+    def batches_of(dataset: Dataset) -> Batches:
+        return Batches(
+            dataset, config.train.batch, data.transform, place.device,
+            seed=config.seed, augment=augment, resident=wanted.resident, rank=place.rank, world=place.world,
+            episode=method.episode(),
+        )  # fmt: skip
+
+    holdout = batches_of(data.holdout) if data.holdout is not None and config.train.holdout_epochs else None
+    bar = training_bar(progress and place.rank == 0)
+    return data, Training(method, batches_of(data.train), config.train, place, config.seed, holdout=holdout, bar=bar)
 
 
 def take_over(method: Method, source: Path, folder: Path) -> None:
@@ -156,46 +129,31 @@ def take_over(method: Method, source: Path, folder: Path) -> None:
     log.write(epoch=-1, event="taken over", source=source.name, seconds=cost)
 
 
-def find_vanilla(folder: Path, config: RunConfig) -> Path | None:
-    """A finished vanilla run beside `folder` with the same data, model, training and seed, whose weights will do."""
-    wanted = {**configs.to_table(config), "method": {"name": "vanilla"}}
-    for beside in sorted(folder.absolute().parent.iterdir()):
-        complete = (beside / "summary.json").exists() and (beside / "weights.safetensors").exists()
-        if complete and difference(storage.read_json(beside / "config.json"), wanted) is None:
-            return beside
-    return None
-
-
-def optimise(method: Method, data: RunData, config: RunConfig, folder: Path, place: Place, progress: bool) -> None:
+def optimise(training: Training, data: RunData, config: RunConfig, folder: Path, place: Place, progress: bool) -> None:
     """All epochs, from the last checkpoint on, with log and checkpoints."""
-    wanted = config.data
-    usual = CATALOG[wanted.name].augmentation if wanted.name in CATALOG else "none"
-    augment = usual if wanted.augment == "auto" else wanted.augment
-
-    def batches_of(dataset: Dataset) -> Batches:
-        return Batches(
-            dataset, config.train.batch, data.transform, place.device,
-            seed=config.seed, augment=augment, resident=wanted.resident, rank=place.rank, world=place.world,
-            episode=method.episode(),
-        )  # fmt: skip
-
-    batches = batches_of(data.train)
-    holdout = batches_of(data.holdout) if data.holdout is not None and config.train.holdout_epochs else None
-    training = Training(method, batches, config.train, place, config.seed, holdout=holdout, bar=training_bar(progress))
     log, last = storage.Log(folder / "log.jsonl"), -1
     if (folder / "checkpoint.safetensors").exists():
-        last = restore(training, folder, place)
+        last = checkpoints.restore(training, folder, place, data.train.hash)
     if place.rank == 0:
         log.keep(lambda line: line["epoch"] <= last)
-    total = config.train.epochs + (config.train.holdout_epochs if holdout is not None else 0)
-    for line in lines_of(training, folder, place, last + 1):
-        if place.rank == 0:
-            log.write(**line)
-        if progress:
-            tell(line, config.method.name, total)
-        done = "event" not in line and line["epoch"] + 1
-        if done and (done % config.train.checkpoint_every == 0 or done == total):
-            save(training, folder, place, line["epoch"])
+    total = config.train.epochs + (config.train.holdout_epochs if training.holdout is not None else 0)
+    try:
+        for line in training.epochs(last + 1):
+            if place.rank == 0:
+                log.write(**line)
+            if progress:
+                tell(line, config.method.name, total)
+            if "event" in line:
+                continue
+            last = line["epoch"]
+            if (last + 1) % config.train.checkpoint_every == 0 or last + 1 == total:
+                checkpoints.save(training, folder, place, last, data.train.hash)
+    except Diverged as diverged:
+        kept = "no epoch was completed"
+        if last >= 0:  # the loop has gone back to the last good state: keep it
+            checkpoints.save(training, folder, place, last, data.train.hash)
+            kept = f"the last good state, of epoch {last + 1}, is in {folder}"
+        raise EowError(f"{diverged}. Given up after {config.train.rollbacks} rollbacks; {kept}") from None
 
 
 def tell(line: dict[str, Any], name: str, total: int) -> None:
@@ -208,58 +166,15 @@ def tell(line: dict[str, Any], name: str, total: int) -> None:
         console.print(f"{name}: epoch {done}/{total}  {terms}  {line['images_per_second']:,.0f} images/s")
 
 
-def lines_of(training: Training, folder: Path, place: Place, first: int) -> Iterator[dict[str, Any]]:
-    """The epochs' lines; when the training gives up, the last good state is kept as a checkpoint first."""
-    epoch = first - 1
-    try:
-        for line in training.epochs(first):
-            yield line
-            epoch = line["epoch"] if "event" not in line else epoch
-    except Diverged as diverged:
-        if epoch >= 0:
-            save(training, folder, place, epoch)
-        tries = training.settings.rollbacks
-        raise EowError(f"{diverged}. Given up after {tries} rollbacks; the last good state is in {folder}") from None
-
-
-def save(training: Training, folder: Path, place: Place, epoch: int) -> None:
-    """A checkpoint. Other ranks write what is theirs alone first; rank 0's file makes the epoch count."""
-    state, header = training.state(), {"epoch": epoch, "rollbacks": training.rollbacks}
-    if place.rank:
-        storage.write_tensors(rank_file(folder, place.rank, epoch), state, header)
-    if place.world > 1:
-        torch.distributed.barrier()
-    if place.rank == 0:
-        storage.write_tensors(folder / "checkpoint.safetensors", state, header)
-        for file in folder.glob("checkpoint-rank*"):
-            if not file.name.endswith(f"-{epoch}.safetensors"):
-                file.unlink()
-
-
-def restore(training: Training, folder: Path, place: Place) -> int:
-    """The epoch of the last checkpoint, whose state the training now has."""
-    state, header = storage.read_tensors(folder / "checkpoint.safetensors")
-    epoch, training.rollbacks = int(header["epoch"]), int(header["rollbacks"])
-    if place.rank:
-        state, _ = storage.read_tensors(rank_file(folder, place.rank, epoch))
-    try:
-        training.restore(state)
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise EowError(
-            f"the checkpoint in {folder} does not fit this model ({error}): start again in another folder"
-        ) from None
-    return epoch
-
-
-def rank_file(folder: Path, rank: int, epoch: int) -> Path:
-    return folder / f"checkpoint-rank{rank}-{epoch}.safetensors"
-
-
 def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path, place: Place) -> dict[str, Any]:
     """After the last epoch: the post-hoc part, weights, predictions, figures, and the summary that ends the run."""
     method.eval()
-    train, holdout = (each and Batches(each, 1000, data.transform, place.device) for each in (data.train, data.holdout))
-    with own_randomness(place.device, derive(config.seed, 3)):
+    resident = config.data.resident
+    train, holdout = (
+        each and Batches(each, 1000, data.transform, place.device, resident=resident)
+        for each in (data.train, data.holdout)
+    )
+    with own_randomness(place.device, derive("finish", config.seed)):
         method.finish(train, holdout)
     card = {
         "config": configs.to_table(replace(config, data=replace(config.data, root=""))),  # no path of this machine
@@ -283,7 +198,8 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
     summary = {
         "method": config.method.name, "data": config.data.name, "model": config.model.name, "recipe": config.recipe,
         "seed": config.seed,
-        "metrics": evaluate(folder), "train_seconds": sum(line["seconds"] for line in log), "weights": run.weights_hash,
+        "metrics": evaluate(folder, finished=False),
+        "train_seconds": sum(line["seconds"] for line in log), "weights": run.weights_hash,
         "versions": {key: made_with[key] for key in ("eow", "commit", "python", "torch", "numpy")},
         "sets": {
             name: {"samples": len(each), "classes": len(each.classes), "hash": each.hash, "official": each.official}
@@ -308,7 +224,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         transform = Transform(tuple(card["transform"]["mean"]), tuple(card["transform"]["std"]))
         method = make_method(config, len(classes), in_shape)
         method.load_state_dict(state)
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise EowError(
             f"the weights in {folder} do not fit what they say they are ({str(error).splitlines()[0]}): train it again"
         ) from None

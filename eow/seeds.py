@@ -4,14 +4,20 @@ this process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from zlib import crc32
 
 import numpy as np
 import torch
 
 
-def derive(*numbers: int) -> int:
-    """A 63-bit seed from several small numbers, such as (run seed, epoch, rank)."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def derive(purpose: str, *numbers: int) -> int:
+    """A 63-bit seed for one purpose, from small numbers such as run seed, epoch and rank.
+
+    The purpose and the count of numbers enter, because SeedSequence pads with zeros: to it (3, 2) and (3, 2, 0) are
+    the same.
+    """
+    words = (crc32(purpose.encode()), len(numbers), *numbers)
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,17 +43,30 @@ def _umask() -> int:
 
 
 def write_json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(value, indent=2) + "\n"  # in ASCII: a file's name need not be UTF-8
     atomic(path, lambda file: file.write(text.encode()))
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """The JSON object in the file, which must have these keys."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EowError(f"there is no {path.name} in {path.parent}: is that the folder of a finished run?") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:
         raise EowError(f"{path} cannot be read as JSON: {error}; it is damaged, train the run again") from None
+    if not isinstance(value, dict):
+        raise EowError(f"{path} holds no JSON object: it is damaged, train the run again")
+    if missing := [key for key in keys if key not in value]:
+        raise EowError(f"{path} has no {', '.join(missing)}: it is damaged, train the run again")
+    return value
+
+
+def unreadable(path: Path, error: OSError) -> EowError:
+    """The error for a file that is there and cannot be opened."""
+    return EowError(f"{path} cannot be read: {error.strerror or error}; give a file that you may read")
 
 
 def write_tensors(path: Path, tensors: dict[str, Any], header: dict[str, Any]) -> None:
@@ -80,13 +93,19 @@ def read_tensors(path: Path, framework: str = "pt") -> tuple[dict[str, Any], dic
     from safetensors import SafetensorError, safe_open
 
     try:
+        open(path, "rb").close()  # safetensors does not say why it cannot open a file
         with safe_open(path, framework) as file:
             header = json.loads((file.metadata() or {})["eow"])
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 (it is no dict)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
     except FileNotFoundError:
         raise EowError(f"there is no file {path}: has the run that makes it ended?") from None
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise EowError(f"{path} is damaged or was not made by eow ({error}): make it again") from None
+    if not isinstance(header, dict):
+        raise EowError(f"{path} is damaged or was not made by eow (its header is no object): make it again")
+    return tensors, header
 
 
 def file_hash(path: Path) -> str:
@@ -108,20 +127,28 @@ def make_folder(path: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """The folder belongs to this process. The kernel drops the lock when the process ends, however it ends."""
-    file = open(folder / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 (closed below, and not before)
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise EowError(f"{folder} is in use by {holder}: wait for it to end or choose another folder") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+            file = stack.enter_context(open(folder / ".lock", "a+", encoding="utf-8", errors="replace"))
+            take_lock(file, folder)
+        except OSError as error:
+            raise EowError(
+                f"{folder} cannot be locked: {error.strerror or error}; make .lock there a file that you may write, "
+                "or choose another folder"
+            ) from None
         yield
-    finally:
-        file.close()
+
+
+def take_lock(file: IO[str], folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        raise EowError(f"{folder} is in use by {holder}: wait for it to end or choose another folder") from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
 
 
 class Log:
@@ -132,14 +159,21 @@ class Log:
         self.path = path
 
     def read(self) -> list[dict[str, Any]]:
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise unreadable(self.path, error) from None
+        except UnicodeDecodeError:
+            raise EowError(f"{self.path} is no text: it is damaged, train the run again") from None
         lines = []
-        if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                try:
-                    lines.append(json.loads(line))
-                except ValueError:
-                    continue
-        return lines
+        for line in text.splitlines():
+            try:
+                lines.append(json.loads(line))
+            except (ValueError, RecursionError):
+                continue
+        return [line for line in lines if isinstance(line, dict)]
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Only the lines that are wanted, for a run that goes back to its last checkpoint."""
@@ -147,5 +181,8 @@ class Log:
         atomic(self.path, lambda file: file.write(text.encode()))
 
     def write(self, **line: Any) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise EowError(f"{self.path} cannot be written: {error.strerror or error}; free the space") from error

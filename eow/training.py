@@ -127,6 +127,7 @@ class Training:
             self.module = distributed(method, place)
         wanted = settings.precision
         self.rollbacks = 0  # so far; part of a checkpoint
+        method.begin_epoch(0, settings.epochs)  # what cannot be trained like this is said before it is begun
         self.bf16 = wanted == "bf16" or (wanted == "auto" and place.device.type == "cuda")
 
     def epochs(self, first: int = 0) -> Iterator[dict[str, Any]]:
@@ -141,8 +142,8 @@ class Training:
                 source = self.batches if epoch < count or self.holdout is None else self.holdout
                 good = {name: tensor.clone() for name, tensor in self.state().items()}
                 while True:
-                    torch.manual_seed(derive(self.seed, epoch, self.place.rank, self.rollbacks, 0))
-                    self.method.stream.manual_seed(derive(self.seed, epoch, self.place.rank, self.rollbacks, 1))
+                    torch.manual_seed(derive("global", self.seed, epoch, self.place.rank, self.rollbacks))
+                    self.method.stream.manual_seed(derive("method", self.seed, epoch, self.place.rank, self.rollbacks))
                     self.method.begin_epoch(epoch, count)
                     bar.update(task, epoch=f"{epoch + 1}/{total}", completed=epoch * len(self.batches))
                     began = time.perf_counter()
@@ -262,7 +263,9 @@ class Training:
             kind, _, rest = name.partition(".")
             if kind == "optimizer":
                 index, _, key = rest.partition(".")
-                optimizer.setdefault(int(index), {})[key] = tensor
+                optimizer.setdefault(int(index), {})[key] = (
+                    tensor.clone()
+                )  # load_state_dict would keep the tensor itself
         self.optimizer.load_state_dict(
             {"state": optimizer, "param_groups": self.optimizer.state_dict()["param_groups"]}
         )

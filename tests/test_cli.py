@@ -1,6 +1,8 @@
 """The command line as a user meets it: what it prints, and one sentence with exit code 2 for whatever is wrong."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +147,10 @@ def test_nan_features_are_refused(call, tmp_path: Path) -> None:
         (["--data", "noise:1x8x8"], "at least 2 classes"),
         (["--resident", "maybe"], "say yes or no"),
         (["--device", "moon"], "moon"),
+        (["--device", "meta"], "meta"),
+        (["--unknown-classes", "²"], "unknown_classes"),
+        (["--unknown-classes", "--5"], "unknown_classes"),
+        (["--seed", "99999999999999999999"], "below 2**63"),
     ],
 )
 def test_train_refuses_with_one_sentence_and_leaves_nothing(
@@ -210,6 +216,39 @@ def test_an_unknown_rate_needs_an_unknown(call, tmp_path: Path) -> None:
     refused(
         call("predict", tmp_path / "run", tmp_path / "x.npy", "--unknown-rate", "0.1"), "vanilla has no unknown logit"
     )
+
+
+def test_names_are_printed_as_they_stand(run: Path, call, tmp_path: Path) -> None:
+    for name in ("m[/b]", "[red]x:smile:", os.fsdecode(b"x\xff")):
+        shutil.copytree(run, tmp_path / name)
+        code, out, _ = call("evaluate", tmp_path / name)
+        assert code == 0
+        assert name.replace("\udcff", "?") in "".join(out.split())  # a title is folded to the table's width
+
+
+@pytest.mark.parametrize("command", [["theory", "--help"], ["evaluate", "--help"], ["methods"]])
+def test_a_terminal_without_greek_gets_the_rest(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "eow", *command], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("command", ["methods", "--help", "--version"])
+def test_an_output_that_takes_nothing_is_one_sentence(command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "eow", command], stdout=full, stderr=subprocess.PIPE, text=True)
+    refused((done.returncode, "", done.stderr), "No space left on device")
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "eow", "methods"], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert done.stderr == ""
 
 
 def test_theory_draws(call, tmp_path: Path) -> None:

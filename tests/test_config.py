@@ -102,11 +102,47 @@ def test_release_recipe_is_the_authors_code() -> None:
         ("train=3", "train is 3: it is a section"),
         ("nonsense", "write section.key=value"),
         ("=3", "write section.key=value"),
+        ("recipe=[1]", r"recipe is \[1\]"),
+        ("seed=99999999999999999999", r"seed is a whole number of 67 bits: give one below 2\*\*63"),
+        (f"train.lr=1{400 * '0'}", r"train\.lr is a whole number of 1329 bits"),
+        (f"train.epochs={5000 * '9'}", r"train\.epochs is '999"),  # more digits than Python reads
+        (f"data.holdout={'0x' + 5000 * 'f'}", r"data\.holdout is a whole number of 20000 bits"),
+        (f"model.hidden={3000 * '['}", r"\[\[\[|model\.hidden"),
+        ("train.momentum=-1", r"train\.momentum is -1\.0: it must be at least 0"),
+        ("train.momentum=1", r"train\.momentum is 1\.0: it must be below 1"),
+        ("train.gamma=0", r"train\.gamma is 0\.0: it must be above 0"),
+        ("train.device=meta", r"train\.device is 'meta': choose one of auto, cpu, cuda"),
+        ("model.hidden=[4611686018427387904]", r"model\.hidden is 4611686018427387904: it must be at most 1,000,000"),
+        ("model.stem=48", "choose one of auto, 32, 64"),
+        ("train.batch=1000000000000", r"train\.batch .* at most 10,000,000"),
+        ("method.chains=1000000000000", r"method\.chains .* at most 10,000,000"),
+        ("method.buffer_size=10000001", r"method\.buffer_size .* at most 10,000,000"),
+        ("method.steps=10000001", r"method\.steps .* at most 10,000,000"),
     ],
 )
 def test_errors_name_the_key(setting: str, sentence: str) -> None:
     with pytest.raises(EowError, match=sentence):
         resolve(from_assignments([setting]))
+
+
+@pytest.mark.parametrize(
+    "settings", [["seed=1", "seed.x=2"], ["data=3", "data.name=digits"], ["data.name=x", "data=3"]]
+)
+def test_a_section_is_no_value_and_a_value_no_section(settings: list[str]) -> None:
+    with pytest.raises(EowError, match=r"leave one of them out|it is a section"):
+        resolve(from_assignments(settings))
+
+
+@pytest.mark.parametrize("table", [[1], {"method": 3}, {"train": [1]}, {"recipe": {}}])
+def test_a_damaged_config_is_refused(table: object) -> None:
+    with pytest.raises(EowError):
+        from_table(table)  # type: ignore[arg-type]
+
+
+def test_numbers_may_name_a_choice_and_large_ones_are_allowed_up_to_the_bound() -> None:
+    settings = ["model.stem=32", "train.batch=10000000", f"seed={2**63 - 1}", "train.device=cuda:1"]
+    config = resolve({"data": {"name": "cifar10"}}, from_assignments(settings))
+    assert (config.model.stem, config.train.batch, config.seed) == ("32", 10_000_000, 2**63 - 1)
 
 
 def test_toml_files(tmp_path: Path) -> None:
@@ -118,8 +154,14 @@ def test_toml_files(tmp_path: Path) -> None:
     bad.write_bytes(b"seed = \xff")
     with pytest.raises(EowError, match="cannot be read as TOML"):
         from_toml(bad)
+    for text in (f"x = {3000 * '['}", f"x = {5000 * '9'}"):
+        bad.write_text(text)
+        with pytest.raises(EowError, match="cannot be read as TOML"):
+            from_toml(bad)
     with pytest.raises(EowError, match="there is no file"):
         from_toml(tmp_path / "none.toml")
+    with pytest.raises(EowError, match=r"recipe is \{\}"):
+        resolve({"recipe": {}})
 
 
 def test_ints_are_floats_but_not_the_other_way_round() -> None:

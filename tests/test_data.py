@@ -588,6 +588,36 @@ def test_folder_errors(tmp_path: Path) -> None:
         load(f"folder:{tmp_path}/only")
 
 
+def test_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index in range(5):
+        write_image(tmp_path / f"a/{index}.png")
+        write_image(tmp_path / f"b/{index}.png")
+    real_scandir, real_listdir = os.scandir, os.listdir
+
+    def closed(real):  # root may read everything, so that taking the permission away would not do
+        def look(path="."):
+            if Path(path) == tmp_path / "b":
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path)
+
+        return look
+
+    monkeypatch.setattr(os, "scandir", closed(real_scandir))
+    monkeypatch.setattr(os, "listdir", closed(real_listdir))
+    with pytest.raises(EowError, match=r"/b cannot be read \(Permission denied\)"):
+        load(f"folder:{tmp_path}")
+
+
+def test_places_that_may_not_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", denied)
+    for name in ("mnist", "cifar10", "svhn", f"folder:{tmp_path}"):
+        with pytest.raises(EowError, match=r"cannot be read \(Permission denied\): change its permissions"):
+            load(name, tmp_path)
+
+
 def write_tiny(root: Path) -> Path:
     folder = root / "tiny-imagenet-200"
     for place, wordnet_id in enumerate(("n2", "n1")):
@@ -722,6 +752,7 @@ def test_csv(tmp_path: Path) -> None:
         ("a,y", ["1,x", ",x", "3,x"], "data row 2, column 'a': '' is not a number"),
         ("a,y", ["1,x", "1,x,2"], "data row 2: 3 fields where the header has 2"),
         ("a,y", ["1,x", "1, "], "data row 2: the label .* is empty"),
+        ("a,y", ["1,x", "1,NaN", "1,x"], "data row 2: the label .* is NaN"),
         ("a,y", ["1,x", "nan,x", "1,x"], "row 1, column 0"),
         ("a,y", [], "needs a header row"),
         ("y", ["1", "2"], "needs a header row"),
@@ -731,6 +762,13 @@ def test_csv(tmp_path: Path) -> None:
 def test_malformed_csv(tmp_path: Path, header: str, rows: list[str], message: str) -> None:
     with pytest.raises(EowError, match=message):
         load(write_csv(tmp_path, header, *rows))
+
+
+def test_csv_labels_that_are_no_finite_numbers(tmp_path: Path) -> None:
+    """They are words, after the numbers; 1e999 reads as inf too, and the order of a set of words is not to decide."""
+    words = ["inf", "-inf", "1e999", "apple", "2", "10", "1.5"]
+    data = load(write_csv(tmp_path, "a,y", *[f"1,{word}" for word in words * 5]))
+    assert data.classes == ("1.5", "2", "10", "-inf", "1e999", "apple", "inf")
 
 
 def test_csv_that_is_none(tmp_path: Path) -> None:
@@ -757,6 +795,10 @@ def test_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert data_root("elsewhere") == Path("elsewhere")
     monkeypatch.delenv("EOW_DATA")
     assert data_root().name == "eow"
+    monkeypatch.setitem(sys.modules, "platformdirs", None)  # as if it were not installed
+    with pytest.raises(EowError, match="EOW_DATA or --root"):
+        data_root()
+    assert data_root("elsewhere") == Path("elsewhere")
 
 
 def test_importing_is_light() -> None:

@@ -252,7 +252,8 @@ def test_sets_without_a_download(tmp_path: Path) -> None:
         fetch("notmnist", tmp_path)
     with pytest.raises(EowError, match="no data set named 'imagenet22k'"):
         fetch("imagenet22k", tmp_path)
-    assert fetch("digits", tmp_path) == tmp_path
+    with pytest.raises(EowError, match="digits is built in: nothing to fetch"):
+        fetch("digits", tmp_path)
     assert verify("digits", tmp_path) == []
 
 
@@ -262,6 +263,41 @@ def test_describe(tmp_path: Path) -> None:
     assert rows["svhn"].on_disk == "test only"
     assert rows["digits"].on_disk == "built in"
     assert rows["cifar100"][2:] == ("3x32x32", 100, "no")
+
+
+def test_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_32x32.mat").write_bytes(b"")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", denied)
+        with pytest.raises(EowError, match=r"test_32x32\.mat cannot be read \(Permission denied\)"):
+            verify("svhn", tmp_path)
+    monkeypatch.setattr(Path, "stat", denied)
+    for look in (lambda: describe(tmp_path), lambda: verify("mnist", tmp_path)):
+        with pytest.raises(EowError, match=r"MNIST/raw.*cannot be read \(Permission denied\)"):
+            look()
+
+
+def denied(path: Path, *arguments: object, **options: object) -> None:
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def test_an_archive_that_cannot_be_unpacked_here(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = gzip.compress(CONTENT)
+    server.files["toy-ubyte.gz"] = packed
+    file = File("raw/toy-ubyte", md5(CONTENT), md5(packed))
+    add_set(monkeypatch, (file,), Archive("raw/toy-ubyte.gz", (server.url("toy-ubyte.gz"),), md5(packed)))
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetching.shutil, "copyfileobj", full)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/toy-ubyte").write_bytes(b"old")
+    with pytest.raises(EowError, match=r"could not be unpacked: .*No space left"):
+        fetch("toy", tmp_path, progress=False)
+    assert (tmp_path / "raw/toy-ubyte").read_bytes() == b"old"
 
 
 def test_every_archive_of_the_catalog_brings_files() -> None:

@@ -7,8 +7,9 @@ import torch
 from problems import linear_energy_gradient, linear_tail
 from torch import Tensor, nn
 
+from eow.errors import EowError
 from eow.models import SplitModel, build
-from eow.sampling import ENERGIES, Sampler, run_chain
+from eow.sampling import ENERGIES, Sampler, run_chain, sample
 from eow.sampling.energies import logit_gradient
 from eow.sampling.freezing import freeze
 
@@ -56,7 +57,7 @@ def latent(model: SplitModel, shape: tuple[int, ...], count: int = 3, layout: st
 def test_written_out_gradients_are_autograds_at_every_cut(name: str, shape: tuple, options: dict) -> None:
     model = net(name, shape, options)
     for cut in model.cuts:
-        if name == "wrn28_10" and cut in ("input", "stem"):
+        if name == "wrn28_10" and cut in ("input", "stem", "stage1"):
             continue  # the same blocks again, only slower
         split = model.recut(cut)
         frozen = freeze(split.tail)
@@ -159,19 +160,70 @@ def test_weights_are_read_anew_every_time() -> None:
     torch.testing.assert_close(sampler(z, None, stream()).z, expected.z, atol=1e-5, rtol=1e-5)
 
 
-def test_what_cannot_be_written_out_takes_the_reference() -> None:
-    for tail in (
+class Cosine(nn.Linear):
+    def forward(self, z: Tensor) -> Tensor:
+        return nn.functional.linear(nn.functional.normalize(z), nn.functional.normalize(self.weight), self.bias)
+
+
+class Skipping(nn.Sequential):
+    def forward(self, z: Tensor) -> Tensor:
+        return super().forward(z) + 1
+
+
+def hooked(kind: str) -> nn.Module:
+    tail = nn.Sequential(nn.Linear(4, 3))
+    hook = (lambda *arguments: None) if "backward" in kind else (lambda module, inputs, output: 2 * output)
+    getattr(tail[0], kind)(hook)
+    return tail
+
+
+def wrapped(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (4, 1, 1)), layer, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(3))
+
+
+@pytest.mark.filterwarnings("ignore:this tail's gradient:UserWarning")
+@pytest.mark.parametrize(
+    "tail",
+    [
         nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)),
+        nn.Sequential(nn.Linear(4, 8), nn.SiLU(inplace=True), nn.Linear(8, 3)),
         nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)),
-        nn.Sequential(nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(4, 3)),
-    ):
-        assert freeze(tail) is None
-        z = torch.randn(5, 4, generator=stream())
-        chain = Sampler(tail, "paper", **SETTINGS)(z, None, stream(1))
-        torch.testing.assert_close(chain.z, run_chain(tail, z, "paper", generator=stream(1), **SETTINGS).z)
-    hooked = nn.Sequential(nn.Linear(4, 3))
-    hooked[0].register_forward_hook(lambda module, inputs, output: 2 * output)
-    assert freeze(hooked) is None  # what the hook does would be lost
+        nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(-0.5), nn.Linear(8, 3)),
+        wrapped(nn.Conv2d(4, 4, 1, groups=2)),
+        wrapped(nn.Conv2d(4, 4, 1, padding=1)),
+        Cosine(4, 3),
+        Skipping(nn.Linear(4, 3)),
+        hooked("register_forward_hook"),
+        hooked("register_full_backward_hook"),
+    ],
+)
+def test_what_cannot_be_written_out_takes_the_reference(tail: nn.Module) -> None:
+    """Only the very classes count: a subclass may compute something else, and a hook too."""
+    z = torch.randn(5, 4, generator=stream())
+    tail(z)
+    assert freeze(tail) is None
+    chain = Sampler(tail, "paper", **SETTINGS)(z, None, stream(1))
+    torch.testing.assert_close(chain.z, run_chain(tail, z, "paper", generator=stream(1), **SETTINGS).z)
+
+
+def test_the_fallback_is_said() -> None:
+    with pytest.warns(UserWarning, match="chains run under autograd"):
+        Sampler(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), "paper", **SETTINGS)
+
+
+def test_a_first_operation_in_place_leaves_the_start_alone() -> None:
+    tail = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3))
+    z = torch.randn(5, 4, generator=stream())
+    before = z.clone()
+    expected = run_chain(tail, z, "paper", generator=stream(1), **SETTINGS)
+    torch.testing.assert_close(Sampler(tail, "paper", **SETTINGS)(z, None, stream(1)).z, expected.z)
+    assert torch.equal(z, before)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), torch.ones(5, 1), torch.ones(4)])
+def test_a_trust_that_is_none_is_refused(wrong: float | Tensor) -> None:
+    with pytest.raises(EowError, match="trust"):
+        sample(linear_tail(3, 4), torch.zeros(5, 4), steps=1, trust=wrong)
 
 
 def energies_after(model: SplitModel, z: Tensor, fast: bool, seed: int) -> Tensor:
@@ -230,6 +282,14 @@ def test_bf16_graph_agrees_in_distribution(name, shape, options, cut) -> None:
     error = slow.std() * math.sqrt(2 / len(z))
     assert abs(slow.mean() - fast.mean()) < 4 * error + 0.02 * slow.mean().abs()
     assert abs(slow.std() / fast.std() - 1) < 0.2
+
+
+@needs_gpu
+def test_float64_chains_on_a_gpu_are_the_references() -> None:
+    tail = linear_tail(5, 16, dtype=torch.float64).cuda()
+    z = torch.randn(7, 16, dtype=torch.float64, device="cuda")
+    quiet = {"steps": 10, "step": 1.0, "noise": 0.0}
+    torch.testing.assert_close(sample(tail, z, **quiet), run_chain(tail, z, **quiet).z)
 
 
 @needs_gpu

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from eow.config import resolve
 from eow.errors import EowError
 from eow.methods import mc_dropout
-from eow.methods.mc_dropout import MASKS, MCDropout
+from eow.methods.mc_dropout import MCDropout
 from eow.models import SplitModel, build
 from eow.runs import train
 from eow.seeds import derive
@@ -34,7 +34,7 @@ def loop(method: MCDropout, x: Tensor) -> Tensor:
     for module in method.model.modules():
         if isinstance(module, nn.Dropout):
             module.train()
-    torch.manual_seed(derive(method.seed, MASKS))
+    torch.manual_seed(derive("masks", method.seed))
     with torch.no_grad():
         for _ in range(method.options.passes):
             total += method.model(x).double().softmax(1)

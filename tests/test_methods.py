@@ -99,6 +99,43 @@ def test_the_start_epoch_counts_or_shares() -> None:
         make(start_epoch=20).begin_epoch(0, 15)
 
 
+def test_the_last_epoch_always_has_the_energy_term() -> None:
+    for share, epochs in ((0.6, 1), (0.99, 15), (0.5, 1)):
+        method = make(start_epoch=share)
+        method.begin_epoch(epochs - 1, epochs)
+        assert method.active
+
+
+def test_replay_buffers_are_neither_the_weights_nor_each_others() -> None:
+    buffers = []
+    for rank in (0, 1):
+        method = make(start="buffer", buffer_size=100)
+        method.prepare(torch.device("cpu"), rank)
+        buffers.append(method.starts.buffer.slots.clone())
+    weight = small_model().head.weight.detach()
+    for other in (buffers[1][: len(weight)], weight):
+        together = torch.stack([buffers[0][: len(weight)].flatten(), other.flatten()])
+        assert abs(torch.corrcoef(together)[0, 1].item()) < 0.4
+
+
+def test_a_tail_that_works_in_place_does_not_change_where_chains_start() -> None:
+    from torch import nn
+
+    from eow.models import SplitModel
+
+    model = SplitModel(nn.Linear(4, 8), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 4)))
+    method = METHODS["eow"](
+        model, build(METHODS["eow"].Options, {"start": "features", "chains": 30, "steps": 0}, "m"), 3, (4,)
+    )
+    method.prepare(torch.device("cpu"))
+    seen = []
+    method.starts.draw = lambda z, y, stream: seen.append(z.clone()) or z  # type: ignore[method-assign]
+    x, y = batch()
+    method(x, y)
+    torch.testing.assert_close(seen[0], model.encoder(x).detach())
+    assert (seen[0] < 0).any()
+
+
 def test_trust_is_counted_in_mean_feature_norms() -> None:
     method, (x, y) = make(start="features", chains=30, steps=50, step=50.0, trust=0.5), batch()
     z = method.model.encoder(x).detach()

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from problems import blobs
 
 import eow
 from eow import predictions, runs, storage
@@ -81,7 +83,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
 ) -> None:
     wanted = config({"method": {"start": start, "start_epoch": 1}})
     runs.train(wanted, tmp_path / "whole", resume=True, progress=False)  # --resume starts where nothing is there yet
-    real, saved = runs.save, []
+    real, saved = runs.checkpoints.save, []
 
     def stop_after_two(*arguments) -> None:
         real(*arguments)
@@ -89,7 +91,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
         if len(saved) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "save", stop_after_two)
+    monkeypatch.setattr(runs.checkpoints, "save", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
         runs.train(wanted, tmp_path / "parts", progress=False)
     monkeypatch.undo()
@@ -156,6 +158,9 @@ def test_a_folder_in_use_names_its_user(tmp_path: Path) -> None:
         ({"model": {"name": "resnet1"}}, "no model 'resnet1'"),
         ({"train": {"device": "cuda:99"}}, "cannot be used here"),
         ({"data": {"holdout": 5000}}, "hold out 5000"),
+        ({"train": {"graph": "on"}}, "graph=on"),
+        ({"method": {"start_epoch": 8}}, "never start"),
+        ({"method": {"start": "buffer", "buffer_size": 10}}, "buffer of 10 slots"),
     ],
 )
 def test_what_is_wrong_is_found_before_the_folder_is_made(tmp_path: Path, wish: dict, sentence: str) -> None:
@@ -169,6 +174,63 @@ def test_a_diverged_run_keeps_its_last_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(EowError, match="became"):
         runs.train(wild, tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "weights.safetensors").exists()
+
+
+def test_a_run_that_diverges_at_once_says_that_nothing_is_kept(tmp_path: Path) -> None:
+    wild = config({"train": {"optimizer": "sgd", "lr": 1e30, "schedule": "constant", "rollbacks": 1}}, method="vanilla")
+    with pytest.raises(EowError, match="Given up after 1 rollbacks; no epoch was completed"):
+        runs.train(wild, tmp_path / "run", progress=False)
+
+
+def features(path: Path, scale: float, seed: int = 0) -> str:
+    x, y = blobs(120, seed=seed)
+    np.savez(path, x=scale * x, y=y)
+    return f"npz:{path}"
+
+
+def test_changed_data_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = {"data": {"name": features(tmp_path / "x.npz", 1.0), "unknown_classes": [], "outliers": []}}
+    real = runs.checkpoints.save
+
+    def stop(*arguments) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs.checkpoints, "save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(config(wish), tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    (tmp_path / "run" / ".weights.safetensors.abc123").write_text("left by a kill")
+    features(tmp_path / "x.npz", -3.0)
+    with pytest.raises(EowError, match="training data is not that of the checkpoint"):
+        runs.train(config(wish), tmp_path / "run", resume=True, progress=False)
+    features(tmp_path / "x.npz", 1.0)
+    runs.train(config(wish), tmp_path / "run", resume=True, progress=False)
+    assert [file.name for file in (tmp_path / "run").glob(".*")] == [".lock"]
+
+
+def test_only_a_vanilla_run_on_the_same_data_is_taken_over(tmp_path: Path) -> None:
+    wish = {"data": {"name": features(tmp_path / "x.npz", 1.0), "unknown_classes": [], "outliers": [], "holdout": 0.2}}
+    (tmp_path / "runs" / "broken").mkdir(parents=True)
+    (tmp_path / "runs" / "broken" / "config.json").write_text("{")
+    runs.train(config(wish, method="vanilla"), tmp_path / "runs" / "vanilla", progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so few samples may have no error
+        runs.train(config(wish, method="temperature"), tmp_path / "runs" / "same", progress=False)
+        features(tmp_path / "x.npz", -3.0)
+        runs.train(config(wish, method="temperature"), tmp_path / "runs" / "other", progress=False)
+    logs = {name: storage.Log(tmp_path / "runs" / name / "log.jsonl").read() for name in ("same", "other")}
+    assert logs["same"][0]["event"] == "taken over"
+    assert [line["epoch"] for line in logs["other"]] == [0, 1, 2, 3]
+
+
+def test_training_and_test_sets_must_be_alike(tmp_path: Path) -> None:
+    x, y = blobs(60)
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=y, x_test=x[:, :3], y_test=y)
+    wish = {"data": {"name": f"npz:{tmp_path / 'x.npz'}", "unknown_classes": [], "outliers": []}}
+    with pytest.raises(EowError, match="make them alike"):
+        runs.train(config(wish), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "swap"])
@@ -210,6 +272,16 @@ def test_two_processes_train_as_torchrun_starts_them(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "two" / "summary.json").read_text())
     assert summary["metrics"]["test"]["accuracy"] > 0.8
     assert not list((tmp_path / "two").glob("checkpoint*"))
+
+
+def test_what_is_wrong_is_said_once_before_processes_start(tmp_path: Path) -> None:
+    for flags, word in ((["--data", "npz:none.npz"], "none.npz"), (["--set", "train.batch=33"], "cannot be shared")):
+        command = [sys.executable, "-m", "eow", "train", "--devices", "2", "--out", str(tmp_path / "run"), *flags]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert word in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert not (tmp_path / "run").exists()
 
 
 def test_two_processes_equal_one_with_the_whole_batch(tmp_path: Path) -> None:

@@ -112,6 +112,11 @@ def test_fit_knows_what_is_far_away() -> None:
     assert trained.predict(between).unknown.item() > 3 * trained.predict(torch.from_numpy(x)).unknown.mean().item()
 
 
+def test_fit_of_one_epoch_has_its_energy_term() -> None:
+    trained = eow.fit(small_model(), blobs(), epochs=1, batch=30)
+    assert trained.active
+
+
 def test_fit_is_reproducible_and_takes_a_loader() -> None:
     x, y = map(torch.from_numpy, blobs())
 
@@ -134,11 +139,91 @@ def test_fit_is_reproducible_and_takes_a_loader() -> None:
         (lambda x, y: [{"x": x, "y": y}], "yields a dict"),
         (lambda x, y: iter([(x, y)]), "no length"),
         (lambda x, y: [(torch.full((3, 4), torch.nan), torch.tensor([0, 1, 2]))], "NaN"),
+        (lambda x, y: (x, y.astype(str)), "labels cannot be made a tensor"),
+        (lambda x, y: (x, [str(each) for each in y]), "labels cannot be made a tensor"),
+        (lambda x, y: (x.astype(object), y), "inputs cannot be made a tensor"),
+        (lambda x, y: (x, y[:, None]), "one whole number a sample"),
+        (lambda x, y: (np.float32(1), y), "sample by sample"),
+        (lambda x, y: [(x[:0], y[:0])], "batch of 0 inputs and 0 labels"),
+        (lambda x, y: [(x[:3], y[:2])], "batch of 3 inputs and 2 labels"),
+        (lambda x, y: [((255 * x).astype(np.uint8), y)], "floating-point"),
     ],
 )
 def test_fit_refuses_what_it_cannot_learn_from(data, sentence: str) -> None:
     with pytest.raises(EowError, match=sentence):
         eow.fit(small_model(), data(*blobs()), epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"batch": 0}, r"fit\.batch is 0"),
+        ({"lr": -1}, r"fit\.lr is -1"),
+        ({"lr": float("nan")}, "finite"),
+        ({"epochs": 0}, r"fit\.epochs is 0"),
+        ({"weight_decay": -1.0}, r"fit\.weight_decay is -1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**63}, "seed is a whole number"),
+        ({"device": "meta"}, r"fit\.device is 'meta'"),
+    ],
+)
+def test_fit_checks_its_numbers_as_a_run_does(settings: dict, sentence: str) -> None:
+    with pytest.raises(EowError, match=sentence):
+        eow.fit(small_model(), blobs(), **settings)
+
+
+def test_fit_refuses_models_it_cannot_train() -> None:
+    with pytest.raises(EowError, match=r"the model is a Linear: pass eow\.SplitModel"):
+        eow.fit(torch.nn.Linear(4, 4), blobs())  # type: ignore[arg-type]
+    with pytest.raises(EowError, match="frozen"):
+        eow.fit(small_model().requires_grad_(False), blobs())
+
+
+def fitted(data: object, **settings: object) -> torch.Tensor:
+    trained = eow.fit(small_model(), data, epochs=2, **settings)  # type: ignore[arg-type]
+    return torch.cat([p.detach().flatten() for p in trained.parameters()])
+
+
+def test_lists_arrays_and_doubles_train_alike() -> None:
+    x, y = blobs()
+    expected = fitted((x, y))
+    for data in (
+        (x.tolist(), y.tolist()),
+        [x, y],
+        (x.astype(np.float64), y.astype(np.uint16)),
+        (list(x), list(y)),
+        (np.ascontiguousarray(x[:, ::-1])[:, ::-1], y),
+    ):
+        assert torch.equal(fitted(data), expected)
+    tensors = [(torch.from_numpy(x[i::2]), torch.from_numpy(y[i::2])) for i in range(2)]
+    expected = fitted(tensors)
+    assert torch.equal(fitted([(x[i::2].astype(np.float64), y[i::2]) for i in range(2)]), expected)
+    assert torch.equal(fitted(tuple([x[i::2], y[i::2]] for i in range(2))), expected)
+    x, y = x[:2], y[:2]  # two samples as lists look like two batches
+    assert torch.equal(fitted((x.tolist(), y.tolist())), fitted((x, y)))
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    plain = fitted(blobs(), seed=1, batch=30, lr=0.5, lam=0.25)
+    assert torch.equal(
+        fitted(blobs(), seed=np.int64(1), batch=np.int32(30), lr=np.float32(0.5), lam=np.float64(0.25)), plain
+    )
+
+
+@pytest.mark.parametrize("method", ["vanilla", "eow", "dble", "ova_dm"])
+def test_fit_leaves_the_global_generator_alone_and_does_not_depend_on_it(method: str) -> None:
+    x, y = map(torch.from_numpy, blobs())
+    results = []
+    for start in (11, 12):
+        model = small_model(extra=METHODS[method].extra_outputs)
+        loader = DataLoader(TensorDataset(x, y), 50, shuffle=True)
+        torch.manual_seed(start)
+        expected = torch.rand(3)
+        torch.manual_seed(start)
+        trained = eow.fit(model, loader, method=method, epochs=1)
+        assert torch.equal(torch.rand(3), expected)
+        results.append([p.detach() for p in trained.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_a_wrong_option_is_named() -> None:
@@ -162,6 +247,21 @@ def test_a_diverged_epoch_is_undone_and_tried_at_half_the_rate() -> None:
     rest = list(lines)
     assert [line["epoch"] for line in rest] == list(range(6))
     assert rest[0]["lr"] == pytest.approx(0.5 * learning_rate(9, 60, 10, training.settings))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_two_rollbacks_in_a_row_go_back_to_the_same_state(optimizer: str) -> None:
+    """The optimiser's state too: what a retry writes must not reach the state that the next rollback restores."""
+    training = make_training("vanilla", optimizer=optimizer)
+    lines = training.epochs()
+    next(lines)
+    good = {name: tensor.clone() for name, tensor in training.state().items()}
+    complaints = iter(["it hums", "it hums again"])
+    training.method.trouble = lambda means: next(complaints, None)  # type: ignore[method-assign]
+    for _ in range(2):
+        assert next(lines)["event"] == "rollback"
+        assert all(torch.equal(good[name], tensor) for name, tensor in training.state().items())
+    assert next(lines)["epoch"] == 1
 
 
 def test_clipping_bounds_the_first_update() -> None:

@@ -59,7 +59,8 @@ def load(
     entry = entry_of(name)
     if split == "train" and entry.test and not entry.train:
         raise EowError(f"{name} has a test split only: ask for split='test'")
-    return READERS[name](name, data_root(root), split, entry, allow_unofficial)
+    # A set that is built in has no files, so it needs no folder to look for them.
+    return READERS[name](name, data_root(root) if entry.test else Path(), split, entry, allow_unofficial)
 
 
 def _noise(name: str, split: str, shape: tuple[int, ...] | None) -> Dataset:

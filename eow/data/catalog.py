@@ -241,8 +241,13 @@ def data_root(root: str | Path | None = None) -> Path:
         return Path(root).expanduser()
     if os.environ.get("EOW_DATA"):
         return Path(os.environ["EOW_DATA"]).expanduser()
-    import platformdirs
-
+    try:
+        import platformdirs
+    except ImportError:
+        raise EowError(
+            "without platformdirs there is no cache folder to look in: name the folder of the data sets with EOW_DATA "
+            "or --root, or install platformdirs"
+        ) from None
     return Path(platformdirs.user_cache_dir("eow"))
 
 

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from eow.data.catalog import CATALOG, Archive, Entry, File, data_root, entry_of
+from eow.data.files import readable
 from eow.data.readers import located, official_hash
 from eow.errors import EowError
 
@@ -68,27 +69,33 @@ def _status(file: File, root: Path) -> tuple[str, str]:
     shown, expected = path.relative_to(root).as_posix(), official_hash(file, path)
     if expected is None:
         return shown, "no official hash"
-    with path.open("rb") as stream:
+    with readable(path), path.open("rb") as stream:
         digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
     return shown, "ok" if digest.hexdigest() == expected else "differs"
 
 
 def fetch(name: str, root: str | Path | None = None, progress: bool = True) -> Path:
     """Download what of the set is missing or differs, and return the root. A file that differs is replaced."""
-    entry, folder = entry_of(name), data_root(root)
-    if not entry.archives and entry.files:
+    entry = entry_of(name)
+    if not entry.files:
+        raise EowError(f"{name} is built in: nothing to fetch")
+    if not entry.archives:
         raise EowError(f"{name} cannot be fetched: {entry.by_hand}")
+    folder = data_root(root)
     for archive in entry.archives:
         wanted = [file for file in entry.files if _comes_from(file, archive)]
         if all(_status(file, folder)[1] in ("ok", "no official hash") for file in wanted):
             continue
         path = _downloaded(name, archive, folder, progress)
-        if archive.folder is not None:
-            _unpack_folder(path, archive.folder, folder)
-            path.unlink()
-        elif path.suffix == ".gz":
-            _unpack_gzip(path)
-            path.unlink()
+        try:
+            if archive.folder is not None:
+                _unpack_folder(path, archive.folder, folder)
+                path.unlink()
+            elif path.suffix == ".gz":
+                _unpack_gzip(path)
+                path.unlink()
+        except OSError as error:
+            raise EowError(f"{path} could not be unpacked: {error}; free the space or name another --root") from error
     return folder
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from eow.data.catalog import Entry
 from eow.data.dataset import Dataset, split_80_20
+from eow.data.files import entries, files_below, is_folder
 from eow.errors import EowError
 
 # Named one by one, because Pillow also knows formats whose decoding starts other programs (EPS runs Ghostscript).
@@ -18,7 +19,7 @@ GREY_MODES = ("1", "L", "LA")
 COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
 
-def _decoded(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
+def decoded(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
     """One image as (C, H, W), or an error that names the file."""
     from PIL import Image
 
@@ -41,12 +42,12 @@ def _image_array(paths: Sequence[Path], size: tuple[int, int], channels: int) ->
     """All images, decoded in a few threads: Pillow lets go of the interpreter while it decodes."""
     inputs = np.empty((len(paths), channels, size[1], size[0]), np.uint8)
     with ThreadPoolExecutor() as pool:
-        for index, image in enumerate(pool.map(lambda path: _decoded(path, size, channels), paths)):
+        for index, image in enumerate(pool.map(lambda path: decoded(path, size, channels), paths)):
             inputs[index] = image
     return inputs
 
 
-def _size_and_channels(path: Path) -> tuple[tuple[int, int], int]:
+def size_and_channels(path: Path) -> tuple[tuple[int, int], int]:
     """From the header alone: (width, height) and 1 or 3."""
     from PIL import Image
 
@@ -63,10 +64,10 @@ def _size_and_channels(path: Path) -> tuple[tuple[int, int], int]:
 def read_folder(name: str, split: str) -> Dataset:
     """Class sub-folders of images; train/ and test/ (else val/) are the splits where both are there."""
     folder = Path(name.removeprefix("folder:")).expanduser()
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise EowError(f"{folder} is not a folder")
-    held_out = next((folder / other for other in ("test", "val") if (folder / other).is_dir()), None)
-    if (folder / "train").is_dir() and held_out is not None:
+    held_out = next((folder / other for other in ("test", "val") if is_folder(folder / other)), None)
+    if is_folder(folder / "train") and held_out is not None:
         train, classes = _listed_images(folder / "train", None)
         paths = train if split == "train" else _listed_images(held_out, classes)[0]
     else:
@@ -80,9 +81,9 @@ def read_folder(name: str, split: str) -> Dataset:
         paths = [paths[index] for index in chosen]
     # The first training image sets the size and mode for both splits.
     first = train[0][0]
-    size, channels = _size_and_channels(first)
+    size, channels = size_and_channels(first)
     for path, _ in paths:
-        if _size_and_channels(path)[1] != channels:
+        if size_and_channels(path)[1] != channels:
             raise EowError(f"{path} and {first} are not both grey or both colour: convert all images to one mode first")
     inputs = _image_array([path for path, _ in paths], size, channels)
     return Dataset(name, split, inputs, np.array([label for _, label in paths], np.int64), tuple(classes))
@@ -93,7 +94,7 @@ def _listed_images(folder: Path, classes: list[str] | None) -> tuple[list[tuple[
 
     With `classes` given (those of train/), a class folder not among them is an error and a missing one is not.
     """
-    found = sorted(child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    found = [path.name for path in entries(folder) if is_folder(path)]
     if not found:
         raise EowError(f"{folder} has no class sub-folders")
     if classes is None:
@@ -102,14 +103,9 @@ def _listed_images(folder: Path, classes: list[str] | None) -> tuple[list[tuple[
     for class_name in found:
         if class_name not in classes:
             raise EowError(f"{folder / class_name} is a class that the training images do not have")
-        inside = folder / class_name
-        paths = [
-            path
-            for path in sorted(inside.rglob("*"))
-            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(inside).parts)
-        ]
+        paths = files_below(folder / class_name)
         if not paths:
-            raise EowError(f"{inside} has no images")
+            raise EowError(f"{folder / class_name} has no images")
         images += [(path, classes.index(class_name)) for path in paths]
     return images, classes
 
@@ -123,9 +119,10 @@ def read_tiny_imagenet(name: str, root: Path, split: str, entry: Entry, allow_un
     if split == "train":
         pairs = []
         for wordnet_id, label in label_of.items():
-            paths = sorted((folder / "train" / wordnet_id / "images").glob("[!.]*.JPEG"))
+            inside = folder / "train" / wordnet_id / "images"
+            paths = [path for path in entries(inside) if path.suffix == ".JPEG"] if is_folder(inside) else []
             if not paths:
-                raise EowError(f"{folder / 'train' / wordnet_id / 'images'} has no images: {_FETCH_TINY}")
+                raise EowError(f"{inside} has no images: {_FETCH_TINY}")
             pairs += [(path, label) for path in paths]
     else:
         annotations = folder / "val" / "val_annotations.txt"

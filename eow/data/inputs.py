@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
+from eow.data.files import is_file
+from eow.data.folders import decoded, size_and_channels
 from eow.errors import EowError
 
 
 def read_inputs(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """The samples of one file as uint8 (n, C, H, W) or float32 (n, D), for a model whose inputs are of this shape."""
-    if not path.is_file():
+    if not is_file(path):
         raise EowError(f"there is no file {path}: give images or .npy files")
     if path.suffix.lower() == ".npy":
         return from_array(path, shape)
@@ -19,23 +21,17 @@ def read_inputs(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def from_image(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    from PIL import Image
-
+    """One image, with the formats and modes a folder of training images may have."""
     channels, height, width = shape
-    try:
-        with Image.open(path) as image:
-            if image.size != (width, height):
-                raise EowError(
-                    f"{path} is {image.width}x{image.height}, but this model takes {width}x{height}: resize it first"
-                )
-            pixels = np.array(image.convert("L" if channels == 1 else "RGB"), np.uint8)
-    except EowError:
-        raise
-    except Exception as error:  # Pillow's decoders raise whatever a broken file makes them raise
+    size, found = size_and_channels(path)
+    if size != (width, height):
+        raise EowError(f"{path} is {size[0]}x{size[1]}, but this model takes {width}x{height}: resize it first")
+    if found != channels:
+        kinds = {1: "grey", 3: "colour"}
         raise EowError(
-            f"{path} cannot be read as an image ({error}): give a PNG or JPEG file, or a .npy array"
-        ) from None
-    return pixels[None, None] if channels == 1 else pixels.transpose(2, 0, 1)[None]
+            f"{path} is a {kinds[found]} image, but this model takes {kinds[channels]} ones: convert it first"
+        )
+    return decoded(path, size, channels)[None]
 
 
 def from_array(path: Path, shape: tuple[int, ...]) -> np.ndarray:

@@ -123,7 +123,7 @@ class Batches:
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The shuffled, augmented batches of one epoch."""
         generator = torch.Generator(self.device)
-        generator.manual_seed(derive(self.seed, epoch))
+        generator.manual_seed(derive("batches", self.seed, epoch))
         shuffled = torch.randperm(len(self.dataset), generator=generator, device=self.device)
         share = self.batch // self.world
         mine = slice(self.rank * share, (self.rank + 1) * share)

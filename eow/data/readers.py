@@ -21,13 +21,14 @@ import numpy as np
 
 from eow.data.catalog import CATALOG, Entry, File
 from eow.data.dataset import Dataset, stratified_split
+from eow.data.files import is_file
 from eow.errors import EowError
 
 
 def located(file: File, root: Path) -> Path | None:
     """The file as it lies below the root, or None; idx files (…-ubyte) are shipped gzipped and may have stayed so."""
     names = (file.path, f"{file.path}.gz") if file.path.endswith("-ubyte") else (file.path,)
-    return next((root / name for name in names if (root / name).is_file()), None)
+    return next((root / name for name in names if is_file(root / name)), None)
 
 
 def official_hash(file: File, path: Path) -> str | None:

@@ -25,6 +25,11 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
     root, allow = wanted.root or None, wanted.allow_unofficial
     train = load(wanted.name, root, "train", allow_unofficial=allow)
     test = load(wanted.name, root, "test", allow_unofficial=allow)
+    if train.shape != test.shape or len(train.classes) != len(test.classes):
+        raise EowError(
+            f"{wanted.name} trains on {len(train.classes)} classes of shape {train.shape} and tests on "
+            f"{len(test.classes)} of shape {test.shape}: make them alike"
+        )
     outliers: dict[str, Dataset] = {}
     if wanted.unknown_classes:
         train, _ = known_unknown(train, wanted.unknown_classes)

@@ -6,6 +6,7 @@ A set that comes without a test split is cut 80/20, stratified, always in the sa
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 
 import numpy as np
@@ -96,8 +97,11 @@ def read_csv(name: str, split: str) -> Dataset:
         if len(row) != len(header):
             raise EowError(f"{path}, data row {index + 1}: {len(row)} fields where the header has {len(header)}")
         texts.append(row[label_column].strip())
-        if not texts[-1]:
-            raise EowError(f"{path}, data row {index + 1}: the label (column {header[label_column]!r}) is empty")
+        if not texts[-1] or (_is_number(texts[-1]) and math.isnan(float(texts[-1]))):
+            raise EowError(
+                f"{path}, data row {index + 1}: the label (column {header[label_column]!r}) is "
+                f"{texts[-1] or 'empty'}: name its class or remove the row"
+            )
         cells = row[:label_column] + row[label_column + 1 :]
         try:
             features[index] = [float(cell) for cell in cells]
@@ -122,5 +126,5 @@ def _is_number(text: str) -> bool:
 
 
 def _numbers_first(text: str) -> tuple[bool, float, str]:
-    """Sort 9 before 10, and words after numbers."""
-    return (False, float(text), text) if _is_number(text) else (True, 0.0, text)
+    """Sort 9 before 10, and words, inf among them, after numbers."""
+    return (False, float(text), text) if _is_number(text) and math.isfinite(float(text)) else (True, 0.0, text)

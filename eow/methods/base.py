@@ -72,7 +72,7 @@ class Method(nn.Module):
         """The method around a new model; `make_model(seed)` gives one with the right number of outputs."""
         return cls(make_model(seed), options, classes, in_shape, seed)
 
-    def prepare(self, device: torch.device) -> None:
+    def prepare(self, device: torch.device, rank: int = 0) -> None:
         """Called once, when the module is on its device and before the first epoch (or a checkpoint's state) comes."""
         self.stream = torch.Generator(device)
 

@@ -77,7 +77,7 @@ class Ensemble(Method):
 
 def member_seeds(seed: int, members: int) -> list[int]:
     """The first member has the run's own seed, so it starts as the vanilla run of that seed does."""
-    return [seed, *(derive(seed, index) for index in range(1, members))]
+    return [seed, *(derive("member", seed, index) for index in range(1, members))]
 
 
 def fresh_copy(model: SplitModel, seed: int) -> SplitModel:

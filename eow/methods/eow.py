@@ -25,6 +25,7 @@ from eow.methods.base import Method, NoOptions, Prediction, open_prediction
 from eow.models import SplitModel, frozen_statistics
 from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts, Tally
 from eow.sampling.langevin import noise_scale
+from eow.seeds import derive
 
 
 @dataclass(frozen=True)
@@ -77,28 +78,29 @@ class EOW(Method):
         self.sampler: Sampler | None = None
         self.tally = Tally()
 
-    def prepare(self, device: torch.device) -> None:
-        super().prepare(device)
+    def prepare(self, device: torch.device, rank: int = 0) -> None:
+        super().prepare(device, rank)
         self.tally = Tally(device)
         if self.starts.buffer is not None:
-            self.starts.buffer.fill(self.stream.manual_seed(self.seed))
+            self.starts.buffer.fill(self.stream.manual_seed(derive("buffer", self.seed, rank)))
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         start = self.options.start_epoch
-        if start >= epochs:
+        if 1 <= start >= epochs:
             raise EowError(
                 f"method.start_epoch is {start} of {epochs} epochs: the energy term would never start, lower it"
             )
-        self.active = epoch >= (round(start * epochs) if 0 < start < 1 else start)
+        self.active = epoch >= (min(round(start * epochs), epochs - 1) if start < 1 else start)
 
     def phase(self) -> bool:
         return self.active
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         z = self.model.encoder(x)
+        # Chains start before the tail sees z: a tail may begin with an operation in place.
+        negatives = self.draw_negatives(z, y) if self.active else None
         terms = {"ce": cross_entropy(self.model.tail(z).float(), y)}
-        if self.active:
-            negatives = self.draw_negatives(z, y)
+        if negatives is not None:
             with frozen_statistics(self.model.tail) if self.options.negatives == "eval" else nullcontext():
                 logits = self.model.tail(negatives).float()
             terms["energy"] = self.options.lam * NEGATIVE_LOSSES[self.options.energy](logits).mean()

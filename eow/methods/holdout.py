@@ -29,7 +29,7 @@ def checked(method: Method, part: Batches | None) -> Batches:
 @contextmanager
 def at_rest(method: Method, device: torch.device) -> Iterator[None]:
     """Evaluation mode, no gradients, and noise layers that draw the same numbers every time."""
-    with frozen_statistics(method), torch.no_grad(), own_randomness(device, derive(method.seed, 3)):
+    with frozen_statistics(method), torch.no_grad(), own_randomness(device, derive("holdout", method.seed)):
         yield
 
 

@@ -41,6 +41,7 @@ from eow.methods.base import Method, NoOptions, Prediction, closed_prediction
 from eow.models import SplitModel, frozen_statistics
 from eow.sampling import ENERGIES, ReplayBuffer, Sampler, Tally
 from eow.sampling.langevin import noise_scale
+from eow.seeds import derive
 
 
 @dataclass(frozen=True)
@@ -122,10 +123,10 @@ class JEM(Method):
         self.sampler: Sampler | None = None
         self.tally = Tally()
 
-    def prepare(self, device: torch.device) -> None:
-        super().prepare(device)
+    def prepare(self, device: torch.device, rank: int = 0) -> None:
+        super().prepare(device, rank)
         self.tally = Tally(device)
-        self.buffer.fill(self.stream.manual_seed(self.seed))
+        self.buffer.fill(self.stream.manual_seed(derive("buffer", self.seed, rank)))
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         terms = {"ce": cross_entropy(self.model(x).float(), y)}

@@ -27,7 +27,6 @@ from eow.seeds import derive, own_randomness
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 USUAL_RATE = 0.1
 ROWS = 4096  # passes run together as long as they have at most this many rows: it bounds the memory
-MASKS = 1016  # sets the masks' stream apart from the seed's others
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class MCDropout(Vanilla):
             give_dropout(model, options.rate or USUAL_RATE)
 
     def answer(self, x: Tensor) -> Prediction:
-        with own_randomness(x.device, derive(self.seed, MASKS)):
+        with own_randomness(x.device, derive("masks", self.seed)):
             return mean_prediction(self.passes(x))
 
     def passes(self, x: Tensor) -> Tensor:

@@ -114,6 +114,10 @@ class Starts(nn.Module):
         if not width > 0:
             raise EowError(f"noise of width {width} is none: chains from noise need a width above 0")
         self.counts = {kind: share for kind, share in apportion(parse_starts(text), count).items() if share}
+        if self.counts.get("buffer", 0) > buffer_size:
+            raise EowError(
+                f"{self.counts['buffer']} chains cannot start from a buffer of {buffer_size} slots: enlarge it"
+            )
         self.shape, self.width = shape, width
         self.buffer = ReplayBuffer(buffer_size, shape, width, restart) if "buffer" in self.counts else None
         drawn = self.counts.get("gaussian", 0)

@@ -92,7 +92,7 @@ class Layer(Piece):
             self.weight = self.weight.contiguous(memory_format=torch.channels_last)
         elif self.convolution:
             self.weight = self.weight.flatten(1)
-        elif weight.is_cuda and dtype != torch.float32 and self.slope is None:
+        elif weight.is_cuda and dtype == torch.bfloat16 and self.slope is None:
             # Products whose rows are no multiples of 16 bytes take kernels of half the speed: the head is padded.
             self.padding, self.padded = -len(weight) % 8, None
             self.weight = nn.functional.pad(self.weight, (0, 0, 0, self.padding))
@@ -120,13 +120,13 @@ class Layer(Piece):
 
     def convolve(self, x: Tensor, plus: Tensor | None, slope: float | None) -> Tensor:
         layer: Any = self.layer
-        if slope == 0 and self.bias is not None and plus is None and x.is_cuda and x.dtype != torch.float32:
+        if slope == 0 and self.bias is not None and plus is None and x.is_cuda and x.dtype == torch.bfloat16:
             return torch.cudnn_convolution_relu(x, self.weight, self.bias, layer.stride, layer.padding, (1, 1), 1)
         return self.finish(nn.functional.conv2d(x, self.weight, None, layer.stride, layer.padding), plus, slope)
 
     def finish(self, y: Tensor, plus: Tensor | None, slope: float | None) -> Tensor:
         """activation(y + bias + plus), in place and in one kernel where there is one for it."""
-        low = y.dtype != torch.float32 and y.is_contiguous(memory_format=torch.channels_last)
+        low = y.dtype == torch.bfloat16 and y.is_contiguous(memory_format=torch.channels_last)
         if low and self.bias is not None and kernels.fits(y, *([] if plus is None else [plus])):
             return kernels.shift_activate(y, self.bias, slope, plus)
         if self.bias is not None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from eow.errors import EowError
 from eow.sampling import kernels
 from eow.sampling.energies import ENERGIES, Energy, energy_named, logit_gradient
 from eow.sampling.freezing import freeze
@@ -146,14 +147,28 @@ def sample(
     the same tail again and again keeps a `Sampler`.
     """
     if not isinstance(energy, str):
+        trust = as_radius(trust, z0)
         return run_chain(tail, z0, energy, steps=steps, step=step, noise=noise, trust=trust, generator=generator).z
-    radius = None if trust is None else torch.as_tensor(trust, device=z0.device)
-    return Sampler(tail, energy, steps=steps, step=step, noise=noise).run(as_state(z0), radius, generator, False).z
+    return (
+        Sampler(tail, energy, steps=steps, step=step, noise=noise)
+        .run(as_state(z0), as_radius(trust, z0), generator, False)
+        .z
+    )
 
 
 def as_state(z0: Tensor) -> Tensor:
     """Detached, and in float32 at least: steps are too small for half precision."""
     return z0.detach().float() if z0.dtype in (torch.bfloat16, torch.float16) else z0.detach()
+
+
+def as_radius(trust: float | Tensor | None, z0: Tensor) -> Tensor | None:
+    """One radius for all chains or one for each, none of them negative."""
+    if trust is None:
+        return None
+    radius = torch.as_tensor(trust, device=z0.device)
+    if radius.dim() > 1 or (radius.dim() == 1 and len(radius) != len(z0)) or not bool((radius >= 0).all()):
+        raise EowError(f"trust is {trust!r}: give a number of at least 0, or a tensor of one such number a chain")
+    return radius
 
 
 class Sampler:
@@ -164,6 +179,8 @@ class Sampler:
         check_steps(steps, step)
         self.tail, self.motion = tail, Motion(energy, steps, step, noise_scale(noise, step))
         self.frozen = freeze(tail)
+        if self.frozen is None:
+            warnings.warn("this tail's gradient is not written out here: its chains run under autograd", stacklevel=2)
         self.graphs: dict[Any, Graphed] = {}
         self.graphable = True
 
@@ -189,7 +206,7 @@ class Sampler:
 
     @torch.no_grad()
     def run(self, z0: Tensor, trust: Tensor | None, generator: torch.Generator | None, autocast: bool) -> Chain:
-        if self.frozen is None:
+        if self.frozen is None or z0.dim() not in (2, 4):  # a linear layer also takes sequences, the pieces do not
             energy, steps, step, std = self.motion
             return run_chain(self.tail, z0, energy, steps=steps, step=step, noise=std, trust=trust, generator=generator)
         with torch.autocast(z0.device.type, enabled=False):

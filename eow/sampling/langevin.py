@@ -49,13 +49,13 @@ def noise_scale(noise: float | str, step: float) -> float:
     """The standard deviation of the noise: a number, or "langevin" for eq. 5's sqrt(step)."""
     if noise == "langevin":
         return math.sqrt(step)
-    if isinstance(noise, str) or noise < 0:
+    if isinstance(noise, str) or not 0 <= noise < math.inf:
         raise EowError(f'noise is {noise!r}: give a number of at least 0, or "langevin" for sqrt(step)')
     return float(noise)
 
 
 def check_steps(steps: int, step: float) -> None:
-    if steps < 0 or step <= 0:
+    if not isinstance(steps, int) or steps < 0 or not 0 < step < math.inf:
         raise EowError(f"a chain of {steps} steps of size {step} is none: steps must be at least 0 and step above 0")
 
 
@@ -92,10 +92,11 @@ def run_chain(
     z = start.clone()
     capped = torch.zeros(len(z), dtype=torch.bool, device=z.device)
     energies = torch.empty(steps + 1, len(z), device=z.device)
+    in_place = any(getattr(module, "inplace", False) for module in tail.modules())
     with frozen_statistics(tail), torch.enable_grad():
         for t in range(steps):
             z.requires_grad_(True)
-            value = energy_of(tail(z).to(z.dtype))
+            value = energy_of(tail(z.clone() if in_place else z).to(z.dtype))
             (gradient,) = torch.autograd.grad(value.sum(), z)
             energies[t] = value.detach()
             z = z.detach() - 0.5 * step * gradient
@@ -105,5 +106,5 @@ def run_chain(
                 z, outside = within(z, start, trust)
                 capped |= outside
         with torch.no_grad():
-            energies[steps] = energy_of(tail(z).to(z.dtype))
+            energies[steps] = energy_of(tail(z.clone()).to(z.dtype))
     return Chain(z, capped, energies)

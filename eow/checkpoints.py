@@ -1,0 +1,50 @@
+"""Checkpoints of a training: everything that is needed to go on as if nothing had happened, renamed into place."""
+
+from pathlib import Path
+
+import torch
+
+from eow import storage
+from eow.distributed import Place
+from eow.errors import EowError
+from eow.training import Training
+
+
+def save(training: Training, folder: Path, place: Place, epoch: int, data_hash: str) -> None:
+    """A checkpoint. Other ranks write what is theirs alone first; rank 0's file makes the epoch count."""
+    state = training.state()
+    header = {"epoch": epoch, "rollbacks": training.rollbacks, "world": place.world, "data": data_hash}
+    if place.rank:
+        storage.write_tensors(rank_file(folder, place.rank, epoch), state, header)
+    if place.world > 1:
+        torch.distributed.barrier()
+    if place.rank == 0:
+        storage.write_tensors(folder / "checkpoint.safetensors", state, header)
+        for file in folder.glob("checkpoint-rank*"):
+            if not file.name.endswith(f"-{epoch}.safetensors"):
+                file.unlink()
+
+
+def restore(training: Training, folder: Path, place: Place, data_hash: str) -> int:
+    """The epoch of the last checkpoint, whose state the training now has."""
+    state, header = storage.read_tensors(folder / "checkpoint.safetensors")
+    try:
+        epoch, training.rollbacks = int(header["epoch"]), int(header["rollbacks"])
+        if header["data"] != data_hash:
+            raise EowError(f"the training data is not that of the checkpoint in {folder}: bring it back, or start anew")
+        if header["world"] != place.world:
+            raise EowError(f"the checkpoint in {folder} was made by {header['world']} processes: resume with as many")
+        if place.rank:
+            state, _ = storage.read_tensors(rank_file(folder, place.rank, epoch))
+        training.restore(state)
+    except EowError:
+        raise
+    except (KeyError, TypeError, RuntimeError, ValueError) as error:
+        raise EowError(
+            f"the checkpoint in {folder} does not fit this model ({error}): start again in another folder"
+        ) from None
+    return epoch
+
+
+def rank_file(folder: Path, rank: int, epoch: int) -> Path:
+    return folder / f"checkpoint-rank{rank}-{epoch}.safetensors"

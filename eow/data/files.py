@@ -1,0 +1,59 @@
+"""What lies where, for the readers: a place that may not be looked at is an error, never an empty one.
+
+pathlib's own questions answer "no" or nothing at all there, which would make an unreadable class of images a missing
+one.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from eow.errors import EowError
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What the system refuses inside becomes a sentence that names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise EowError(
+            f"{error.filename or path} cannot be read ({error.strerror or error}): change its permissions or name "
+            "another place"
+        ) from error
+
+
+def _mode(path: Path) -> int:
+    with readable(path):
+        try:
+            return path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+
+
+def is_file(path: Path) -> bool:
+    return stat.S_ISREG(_mode(path))
+
+
+def is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(_mode(path))
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in the folder itself, sorted; hidden entries do not count."""
+    with readable(folder):
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files at any depth, sorted; hidden files and folders do not count."""
+    found = []
+    for path in entries(folder):
+        if is_file(path):
+            found.append(path)
+        elif is_folder(path) and not path.is_symlink():
+            found += files_below(path)
+    return sorted(found)

@@ -1,0 +1,94 @@
+"""A run's folder from outside: made or found again, locked, compared with what is wished for, described."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import eow
+from eow import config as configs
+from eow import storage
+from eow.config import RunConfig
+from eow.data.sets import RunData
+from eow.errors import EowError
+
+# Settings that say where a run happens, not what comes out of it: a run may be resumed with others.
+ELSEWHERE = (("data", "root"), ("data", "resident"), ("train", "device"), ("train", "checkpoint_every"))
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the run was made with."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    try:
+        source = Path(__file__).parent
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    return {
+        "eow": eow.__version__, "commit": commit, "python": platform.python_version(), "torch": torch.__version__,
+        "numpy": np.__version__, "system": f"{platform.system()} {platform.machine()}",
+        "device": f"{device.type} ({name})", "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+    }  # fmt: skip
+
+
+def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:
+    """The first setting in which two configs differ, as a sentence's part."""
+    for key in sorted({*old, *new}):
+        if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
+            if found := difference(old[key], new[key], f"{path}{key}."):
+                return found
+        elif old.get(key) != new.get(key) and tuple(f"{path}{key}".split(".")) not in ELSEWHERE:
+            return f"{path}{key} is {old.get(key)!r} there and {new.get(key)!r} now"
+    return None
+
+
+@contextmanager
+def open_folder(folder: Path, config: RunConfig, resume: bool) -> Iterator[bool]:
+    """The run's folder, made or found again, and locked. Yields whether the run in it is already complete."""
+    present = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.is_dir() else []
+    if present and not (folder / "config.json").exists():
+        raise EowError(f"{folder} is not empty and holds no run: choose another folder for --out")
+    if present and not resume:
+        with storage.locked(folder):  # a run that is under way is the better thing to say
+            raise EowError(
+                f"{folder} already holds a run: pass --resume to go on with it, or choose another folder for --out"
+            )
+    storage.make_folder(folder)
+    with storage.locked(folder):
+        remove_leftovers(folder)
+        if present and (found := difference(storage.read_json(folder / "config.json"), configs.to_table(config))):
+            raise EowError(
+                f"{folder} holds a run with other settings ({found}): resume it with its own, or choose another --out"
+            )
+        yield (folder / "summary.json").exists()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a kill left half-written: storage.atomic's temporary files. Only with the lock in hand."""
+    for place in (folder, folder / "predictions"):
+        for file in place.glob(".*.*"):
+            if file.is_file():
+                file.unlink()
+
+
+def find_vanilla(folder: Path, config: RunConfig, data: RunData) -> Path | None:
+    """A finished vanilla run beside `folder` with the same data, model, training and seed, whose weights will do."""
+    wanted = {**configs.to_table(config), "method": {"name": "vanilla"}}
+    hashes = {name: each and each.hash for name, each in (("train", data.train), ("holdout", data.holdout))}
+    for beside in sorted(folder.absolute().parent.iterdir()):
+        try:
+            settings, summary = (storage.read_json(beside / name) for name in ("config.json", "summary.json"))
+            found = {name: summary["sets"][name]["hash"] if name in summary["sets"] else None for name in hashes}
+            if found == hashes and difference(settings, wanted) is None and (beside / "weights.safetensors").is_file():
+                return beside
+        except (EowError, OSError, TypeError, KeyError, AttributeError):
+            continue  # no run, or a damaged one: nothing to take over
+    return None

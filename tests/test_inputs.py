@@ -1,0 +1,116 @@
+"""Files to predict: images as the folder reader takes them and no others, and arrays of any length."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from eow.config import resolve
+from eow.data.inputs import read_inputs
+from eow.errors import EowError
+from eow.predictions import predict_files
+from eow.recipes import default_model
+from eow.runs import load, train
+
+GREY, COLOUR = (1, 4, 6), (3, 4, 6)
+PIXELS = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp", "tiff", "webp", "ppm"])
+def test_images_are_their_pixels(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    Image.fromarray(PIXELS).save(path, lossless=True)
+    np.testing.assert_array_equal(read_inputs(path, COLOUR), PIXELS.transpose(2, 0, 1)[None])
+    if suffix != "webp":  # which is always colour
+        Image.fromarray(PIXELS[..., 0]).save(path)
+        np.testing.assert_array_equal(read_inputs(path, GREY), PIXELS[None, None, ..., 0])
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape", "message"),
+    [
+        ("RGB", GREY, "is a colour image, but this model takes grey ones: convert it first"),
+        ("RGBA", GREY, "is a colour image"),
+        ("P", GREY, "is a colour image"),
+        ("L", COLOUR, "is a grey image, but this model takes colour ones: convert it first"),
+        ("LA", COLOUR, "is a grey image"),
+        ("I;16", GREY, "8 bits a channel"),
+        ("I;16", COLOUR, "8 bits a channel"),
+    ],
+)
+def test_images_of_another_mode_are_refused(tmp_path: Path, mode: str, shape: tuple[int, ...], message: str) -> None:
+    Image.new(mode, (6, 4)).save(tmp_path / "x.png")
+    with pytest.raises(EowError, match=rf"x\.png.*{message}"):
+        read_inputs(tmp_path / "x.png", shape)
+
+
+def test_floating_point_pixels_are_refused(tmp_path: Path) -> None:
+    Image.new("F", (6, 4)).save(tmp_path / "x.tiff")
+    with pytest.raises(EowError, match="8 bits a channel"):
+        read_inputs(tmp_path / "x.tiff", GREY)
+
+
+def test_formats_that_start_programs_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import EpsImagePlugin
+
+    def ghostscript(*arguments: object, **options: object) -> None:
+        pytest.fail("Ghostscript was started")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", ghostscript)
+    Image.fromarray(PIXELS).save(tmp_path / "x.eps")
+    with Image.open(tmp_path / "x.eps") as image:
+        assert image.size == (6, 4)  # Pillow itself would take it
+    with pytest.raises(EowError, match="cannot be read as an image"):
+        read_inputs(tmp_path / "x.eps", COLOUR)
+
+
+def test_a_file_that_may_not_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", denied)
+    with pytest.raises(EowError, match=r"x\.png cannot be read \(Permission denied\)"):
+        read_inputs(tmp_path / "x.png", GREY)
+
+
+def test_a_long_array_is_predicted_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(resolve({"train": {"epochs": 1}, "model": {"hidden": [8]}}), tmp_path / "run", progress=False)
+    run = load(tmp_path / "run")
+    inputs = np.random.default_rng(0).integers(0, 256, (2345, 1, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", inputs)
+    whole = run.method.predict(run.transform(torch.from_numpy(inputs)))
+    real, sizes = type(run.method).predict, []
+
+    def counted(method, x, rate=None):
+        sizes.append(len(x))
+        return real(method, x, rate)
+
+    monkeypatch.setattr(type(run.method), "predict", counted)
+    rows = predict_files(run, [str(tmp_path / "x.npy")])
+    assert sizes == [1000, 1000, 345]
+    assert [(row["index"], row["of"]) for row in rows] == [(index, 2345) for index in range(2345)]
+    assert [row["label"] for row in rows] == whole.label.tolist()
+    np.testing.assert_allclose([row["confidence"] for row in rows], whole.confidence.numpy(), atol=1e-6)
+    np.testing.assert_allclose([row["unknown"] for row in rows], whole.unknown.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        ("permuted:npz:x.npz", "mlp"),
+        ("permuted:folder:x", "resnet18"),
+        ("permuted:permuted:cifar10", "vgg11"),
+        ("permuted:noise:1x8x8", "mlp"),
+        ("permuted:svhn", "resnet18"),
+    ],
+)
+def test_the_default_model_of_nested_names(data: str, model: str) -> None:
+    assert default_model(data) == model
+
+
+def test_the_default_model_of_a_wrong_name() -> None:
+    for wrong in ("permuted:", "permuted:mnst", "mnst"):
+        with pytest.raises(EowError, match="no data set named"):
+            default_model(wrong)

@@ -1,0 +1,139 @@
+"""Predictions on disk: a file for each name, refused unless whole, and evaluated only when the run is finished."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eow import data
+from eow.config import resolve
+from eow.errors import EowError
+from eow.evaluate import evaluate
+from eow.predictions import file_name, predict_set, read, write
+from eow.runs import load, train
+
+MANIFEST: dict[str, Any] = {"name": "test", "key": "k", "method": "eow", "lam": 0.1}
+
+
+def arrays(count: int = 5, classes: int = 3) -> dict[str, np.ndarray]:
+    probs = np.full((count, classes), 1 / (classes + 1), np.float32)
+    return {
+        "label": np.zeros(count, np.int64), "labels": np.zeros(count, np.int64), "confidence": probs[:, 0].copy(),
+        "probs": probs, "unknown": probs[:, 0].copy(), "logits": np.zeros((count, classes + 1), np.float32),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("predictions") / "run"
+    wanted = {"train": {"epochs": 1}, "model": {"hidden": [8]}, "data": {"unknown_classes": [8, 9]}}
+    train(resolve(wanted, {"data": {"outliers": ["permuted:digits"]}}), folder, progress=False)
+    return folder
+
+
+def test_plain_names_are_file_names() -> None:
+    assert [file_name(name) for name in ("test", "unknown", "fashion_mnist")] == [
+        "test.safetensors", "unknown.safetensors", "fashion_mnist.safetensors",
+    ]  # fmt: skip
+
+
+@given(st.lists(st.text("aA_.-~:/ é", max_size=5), unique=True, max_size=20))
+def test_no_two_names_share_a_file(names: list[str]) -> None:
+    assert len({file_name(name) for name in names}) == len(names)
+    assert len({file_name(file_name(name)) for name in names} | {file_name(name) for name in names}) == 2 * len(names)
+
+
+@pytest.mark.parametrize("name", ["npz:" + "deep/" * 100 + "x.npz", "csv:../../x.csv", "a\nb\0c"])
+def test_file_names_fit_on_a_disk(tmp_path: Path, name: str) -> None:
+    (tmp_path / file_name(name)).write_bytes(b"")
+    assert [path.name for path in tmp_path.iterdir()] == [file_name(name)]
+
+
+def test_outliers_whose_names_look_alike_are_kept_apart(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    run = load(tmp_path / "run")
+    noise, digits = data.load("noise:1x8x8", split="test"), data.load("digits", split="test")
+    predict_set(run, "npz:c/a.npz", noise)
+    predict_set(run, "npz:c_a.npz", digits)
+    figures = evaluate(str(tmp_path / "run"))
+    assert figures.keys() == {"test", "unknown", "permuted:digits", "npz:c/a.npz", "npz:c_a.npz"}
+    for name, dataset in (("npz:c/a.npz", noise), ("npz:c_a.npz", digits)):
+        said = predict_set(run, name, dataset)
+        assert len(said.labels) == len(dataset)
+        assert figures[name]["confidence"] == pytest.approx(float(said.confidence.mean()), rel=1e-6)
+
+
+def test_a_run_says_its_sets_by_their_names(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["metrics"].keys() == {"test", "unknown", "permuted:digits"}
+    assert evaluate(finished) == summary["metrics"]
+
+
+def test_a_run_that_is_not_finished_is_refused(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(EowError, match="is not finished: resume it"):
+        evaluate(tmp_path / "run")
+    assert evaluate(tmp_path / "run", finished=False) == evaluate(finished)
+    shutil.rmtree(tmp_path / "run" / "predictions")
+    with pytest.raises(EowError, match="is not finished: resume it"):
+        evaluate(tmp_path / "run")
+
+
+@pytest.mark.parametrize("logits", [4, 3, None])
+def test_whole_files_are_read(tmp_path: Path, logits: int | None) -> None:
+    content = arrays()
+    if logits is None:
+        del content["logits"]
+    else:
+        content["logits"] = content["logits"][:, :logits].copy()
+    lam = 0.1 if logits == 4 else None
+    write(tmp_path / "x.safetensors", content, {**MANIFEST, "lam": lam})
+    found = read(str(tmp_path / "x.safetensors"))
+    assert found.open_world == (logits == 4)
+    assert (found.logits is None) == (logits is None)
+    np.testing.assert_array_equal(found.probs, content["probs"])
+
+
+WRONG_ARRAYS: dict[str, dict[str, Any]] = {
+    "no probs": {"probs": None},
+    "no labels": {"labels": None},
+    "another array": {"extra": np.zeros(5, np.float32)},
+    "fewer labels": {"labels": np.zeros(4, np.int64)},
+    "more logits": {"logits": np.zeros((6, 4), np.float32)},
+    "flat probs": {"probs": np.zeros(5, np.float32)},
+    "square unknown": {"unknown": np.zeros((5, 1), np.float32)},
+    "flat logits": {"logits": np.zeros(5, np.float32)},
+    "logits of other classes": {"logits": np.zeros((5, 5), np.float32)},
+    "labels with a fraction": {"label": np.zeros(5, np.float32)},
+    "whole probs": {"probs": np.zeros((5, 3), np.int64)},
+    "nothing in them": arrays(count=0),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ARRAYS)
+def test_other_arrays_are_refused(tmp_path: Path, wrong: str) -> None:
+    content = {name: array for name, array in {**arrays(), **WRONG_ARRAYS[wrong]}.items() if array is not None}
+    write(tmp_path / "x.safetensors", content, MANIFEST)
+    with pytest.raises(EowError, match=r"x\.safetensors does not hold predictions"):
+        read(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        [], "text", None, {},
+        *({key: value for key, value in MANIFEST.items() if key != left_out} for left_out in MANIFEST),
+        *({**MANIFEST, key: 3} for key in ("name", "key", "method")),
+        *({**MANIFEST, "lam": lam} for lam in ("0.1", 0, -1.0, None, [])),
+    ],
+)  # fmt: skip
+def test_other_headers_are_refused(tmp_path: Path, manifest: Any) -> None:
+    write(tmp_path / "x.safetensors", arrays(), manifest)
+    with pytest.raises(EowError, match=r"x\.safetensors (does not hold predictions|is damaged)"):
+        read(tmp_path / "x.safetensors")
