@@ -74,7 +74,11 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
                 torch.distributed.broadcast_object_list(word)
                 complete = word[0]
             if complete:
-                return storage.read_json(folder / "summary.json") if chief else {}
+                return (
+                    storage.read_json(folder / "summary.json", "metrics", "train_seconds", "method", "data")
+                    if chief
+                    else {}
+                )
             if chief:
                 storage.write_json(folder / "config.json", configs.to_table(config))
                 storage.write_json(folder / "environment.json", environment(place.device))
@@ -135,7 +139,7 @@ def optimise(training: Training, data: RunData, config: RunConfig, folder: Path,
     if (folder / "checkpoint.safetensors").exists():
         last = checkpoints.restore(training, folder, place, data.train.hash)
     if place.rank == 0:
-        log.keep(lambda line: line["epoch"] <= last)
+        log.keep(lambda line: line.get("epoch", -1) <= last)
     total = config.train.epochs + (config.train.holdout_epochs if training.holdout is not None else 0)
     try:
         for line in training.epochs(last + 1):
@@ -194,12 +198,12 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
         predict_set(run, name, dataset)
     log = storage.Log(folder / "log.jsonl").read()
     sets = {"train": data.train, "holdout": data.holdout, KNOWN: data.test, **data.outliers}
-    made_with = storage.read_json(folder / "environment.json")
+    made_with = storage.read_json(folder / "environment.json", "eow", "commit", "python", "torch", "numpy")
     summary = {
         "method": config.method.name, "data": config.data.name, "model": config.model.name, "recipe": config.recipe,
         "seed": config.seed,
         "metrics": evaluate(folder, finished=False),
-        "train_seconds": sum(line["seconds"] for line in log), "weights": run.weights_hash,
+        "train_seconds": sum(line.get("seconds", 0.0) for line in log), "weights": run.weights_hash,
         "versions": {key: made_with[key] for key in ("eow", "commit", "python", "torch", "numpy")},
         "sets": {
             name: {"samples": len(each), "classes": len(each.classes), "hash": each.hash, "official": each.official}
