@@ -11,8 +11,9 @@ ROOT = Path(__file__).parent.parent
 DIGITS = "records/2026-11-15_digits"
 SPEED = "records/2026-11-15_speed-h200"
 
-ABOUT_DIGITS = f"""Digits, 8 and 9 never seen in training, recipe `modern`, mean ± standard deviation over 3 seeds, two
-CPU cores (`make demo-all`, [record]({DIGITS}/record.md)). Accuracy, ECE and AUROC (confidence, known against unseen) in %:
+ABOUT_DIGITS = f"""Digits, 8 and 9 never seen in training, recipe `modern`, mean ± standard deviation over 3 seeds, on
+two CPU cores (`make demo-all`, [record]({DIGITS}/record.md)). Accuracy, ECE and AUROC (confidence, known against
+unseen) in %:
 """
 ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, 64 chains of {steps} steps, milliseconds
 (`python benchmarks/speed.py`, [record]({folder}/record.md) with all models and batch sizes):

@@ -111,6 +111,19 @@ def test_chain_equals_the_reference_under_the_same_noise(energy, trust, name, sh
         assert torch.equal(chain.capped, expected.capped)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.8, 1.5])
+def test_a_linear_tail_keeps_to_its_trust(share: float) -> None:
+    """Whether some chains, all or none come to the end of their trust: the path of the reference, number by number."""
+    tail, z = linear_tail(3, 16), torch.randn(40, 16, generator=stream(2))
+    settings = {"steps": 10, "step": 2.0, "noise": 0.01}
+    free = run_chain(tail, z, "paper", generator=stream(5), **settings)
+    radius = share * (free.z - z).norm(dim=1).median()
+    expected = run_chain(tail, z, "paper", trust=radius, generator=stream(5), **settings)
+    chain = Sampler(tail, "paper", **settings)(z, radius, stream(5))
+    torch.testing.assert_close(chain.z, expected.z, atol=1e-4, rtol=1e-4)
+    assert torch.equal(chain.capped, expected.capped)
+
+
 def test_pool_and_linear_is_a_chain_on_the_pooled_vector() -> None:
     """Without noise the same ends; with noise the pooled path is that of noise averaged over the map."""
     model = net("resnet18", (3, 16, 16), {}, "stage4", torch.float64)

@@ -53,46 +53,64 @@ def written_out_chain(
         inner = written_out_chain(Chained(rest), pooled, slower, radius, generator, dtype)
         return Chain(z0 + (inner.z - pooled)[:, :, None, None], inner.capped, inner.energy)
     linear = isinstance(first, Layer) and not first.convolution and first.slope is None and not rest
-    if linear and trust is None and motion.energy in ("paper", "proof") and motion.steps * z0.numel() <= MOST_NOISE:
-        first.read(z0.dtype)
+    if linear and motion.energy in ("paper", "proof") and motion.steps * z0.numel() <= MOST_NOISE:
         assert isinstance(first, Layer)
-        return logit_chain(first.weight, first.bias, z0, motion, generator)
+        first.read(z0.dtype)
+        if trust is None:
+            return logit_chain(first.weight, first.bias, z0, motion, generator)[0]
+        if not z0.is_cuda and generator is not None:
+            # Most chains never come near the end of their trust. If none can have, the cheap chain is the right one;
+            # a GPU would have to be waited for to find out.
+            state = generator.get_state()
+            chain, reach = logit_chain(first.weight, first.bias, z0, motion, generator, bounded=True)
+            if bool((reach <= trust).all()):
+                return chain
+            generator.set_state(state)
     tail.read(dtype)
     return latent_chain(tail, z0, motion, trust, generator, dtype)
 
 
 def logit_chain(
-    weight: Tensor, bias: Tensor | None, z0: Tensor, motion: Motion, generator: torch.Generator | None
-) -> Chain:
-    """The chain before a linear tail, in the space of its logits.
+    weight: Tensor,
+    bias: Tensor | None,
+    z0: Tensor,
+    motion: Motion,
+    generator: torch.Generator | None,
+    bounded: bool = False,
+) -> tuple[Chain, Tensor]:
+    """The chain before a linear tail, in the space of its logits, and (if `bounded`) how far from z0 each can have been.
 
     z moves by W^T of something and by noise, so f = Wz + b moves by G = W W^T of it and by W of the noise:
     f <- f - step/2 · (e_{K+1} - h) G + std · Wε, three small kernels a step. At the end z is put together again.
     """
     steps, half = motion.steps, 0.5 * motion.step if motion.energy == "paper" else -0.5 * motion.step
     f = nn.functional.linear(z0, weight, bias)
-    gram = half * (weight @ weight.t())
-    pushes = (-gram[-1]).expand(
-        steps, *f.shape
-    )  # what moves f besides its own softmax: the constant e_{K+1}, and noise
+    gram = weight @ weight.t()
+    pushes = (-half * gram[-1]).expand(steps, *f.shape)  # what moves f besides its softmax: e_{K+1}, and noise
     eps = None
     if motion.std > 0:
         eps = torch.empty(steps, *z0.shape, dtype=z0.dtype, device=z0.device)
         for each in eps if not eps.is_cuda else [eps]:  # on the CPU step by step, the numbers of the reference
             each.normal_(generator=generator)
-        pushes = torch.addmm(-gram[-1], eps.flatten(0, 1), weight.t(), alpha=motion.std).view(steps, *f.shape)
+        pushes = torch.addmm(-half * gram[-1], eps.flatten(0, 1), weight.t(), alpha=motion.std).view(steps, *f.shape)
     h = torch.empty(steps, *f.shape, dtype=f.dtype, device=f.device)
     before = ENERGIES[motion.energy](f)
     for number in range(steps):
         torch.softmax(f, 1, out=h[number])
-        f.add_(pushes[number]).addmm_(h[number], gram)
-    pull = h.sum(0)
-    pull[:, -1] -= steps
-    z = torch.addmm(z0, pull, weight, alpha=half)
+        f.add_(pushes[number]).addmm_(h[number], gram, alpha=half)
+    h[..., -1] -= 1  # the pull of every step, in units of half · W
+    z = torch.addmm(z0, h.sum(0), weight, alpha=half)
     if eps is not None:
         z.add_(eps.sum(0), alpha=motion.std)
     capped = torch.zeros(len(z0), dtype=torch.bool, device=z0.device)
-    return Chain(z, capped, torch.stack([before, ENERGIES[motion.energy](f)]))
+    chain = Chain(z, capped, torch.stack([before, ENERGIES[motion.energy](f)]))
+    reach = torch.zeros(len(z0))
+    if bounded and steps:
+        pulls = h.cumsum(0)
+        reach = abs(half) * ((pulls @ gram) * pulls).sum(2).clamp_min(0).sqrt().amax(0)
+        if eps is not None:  # at most the sum of the noise's lengths
+            reach = reach + motion.std * torch.linalg.vector_norm(eps, dim=2).sum(0)
+    return chain, reach
 
 
 def latent_chain(
