@@ -75,8 +75,7 @@ class Layer(Piece):
     ) -> None:
         self.layer, self.norm, self.slope = layer, norm, slope_of(activation)
         self.convolution = isinstance(layer, nn.Conv2d)
-        # A 1x1 convolution without stride is a matrix product over the channels, as a linear layer is.
-        self.product = isinstance(layer, nn.Linear) or (layer.kernel_size == (1, 1) and layer.stride == (1, 1))
+        self.pointwise = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.stride == (1, 1)
         self.padding = 0
         self.padded: Tensor | None = None
 
@@ -88,10 +87,11 @@ class Layer(Piece):
             weight = weight * scale.view(-1, *[1] * (weight.dim() - 1))
             bias = shift if bias is None else bias * scale + shift
         self.weight, self.bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-        if not self.product:
-            self.weight = self.weight.contiguous(memory_format=torch.channels_last)
-        elif self.convolution:
-            self.weight = self.weight.flatten(1)
+        if self.convolution:
+            if self.pointwise:
+                self.rows = self.weight.flatten(1)
+            if weight.is_cuda:
+                self.weight = self.weight.contiguous(memory_format=torch.channels_last)
         elif weight.is_cuda and dtype == torch.bfloat16 and self.slope is None:
             # Products whose rows are no multiples of 16 bytes take kernels of half the speed: the head is padded.
             self.padding, self.padded = -len(weight) % 8, None
@@ -102,17 +102,20 @@ class Layer(Piece):
         """activation(layer(x)), or activation(layer(x) + plus) with the block's slope after a residual branch."""
         self.x = x
         slope = self.slope if plus is None else slope
-        self.result = self.multiply(x, plus, slope) if self.product else self.convolve(x, plus, slope)
+        # A 1x1 convolution is a matrix product over the channels, without a copy if these lie last in memory.
+        self.product = self.pointwise and x.is_contiguous(memory_format=torch.channels_last)
+        product = self.product or not self.convolution
+        self.result = self.multiply(x, plus, slope) if product else self.convolve(x, plus, slope)
         return self.result
 
     def multiply(self, x: Tensor, plus: Tensor | None, slope: float | None) -> Tensor:
-        flat = channels_as_rows(x) if self.convolution else x
+        flat, weight = (channels_as_rows(x), self.rows) if self.convolution else (x, self.weight)
         if plus is not None:
-            return self.finish(rows_as_channels(flat @ self.weight.t(), x), plus, slope)
+            return self.finish(rows_as_channels(flat @ weight.t(), x), plus, slope)
         if slope == 0 and self.bias is not None and x.is_cuda:
-            y = torch._addmm_activation(self.bias, flat, self.weight.t())  # bias and ReLU inside the product's kernel
+            y = torch._addmm_activation(self.bias, flat, weight.t())  # bias and ReLU inside the product's kernel
         else:
-            y = activate(nn.functional.linear(flat, self.weight, self.bias), slope)
+            y = activate(nn.functional.linear(flat, weight, self.bias), slope)
         if self.padding:
             self.padded = self.padded if self.padded is not None else torch.zeros_like(y)
             y = y[:, : -self.padding]
@@ -138,15 +141,15 @@ class Layer(Piece):
 
     def multiply_back(self, gradient: Tensor, plus: Tensor | None = None) -> Tensor:
         """The gradient before this layer's activation, taken to its input; `plus` is added and may be overwritten."""
-        if self.product and not self.convolution:
+        if not self.convolution:
             if self.padded is not None:
                 self.padded[:, : -self.padding] = gradient
                 gradient = self.padded
             return gradient.to(self.weight.dtype) @ self.weight
         if self.product:
             if plus is None:
-                return rows_as_channels(channels_as_rows(gradient) @ self.weight, self.x)
-            total = channels_as_rows(plus).addmm_(channels_as_rows(gradient), self.weight)
+                return rows_as_channels(channels_as_rows(gradient) @ self.rows, self.x)
+            total = channels_as_rows(plus).addmm_(channels_as_rows(gradient), self.rows)
             return rows_as_channels(total, self.x)
         layer: Any = self.layer
         back = torch.ops.aten.convolution_backward(

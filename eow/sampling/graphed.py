@@ -78,7 +78,7 @@ def logit_chain(
     generator: torch.Generator | None,
     bounded: bool = False,
 ) -> tuple[Chain, Tensor]:
-    """The chain before a linear tail, in the space of its logits, and (if `bounded`) how far from z0 each can have been.
+    """The chain before a linear tail, in the space of its logits, and if `bounded` how far from z0 each can have been.
 
     z moves by W^T of something and by noise, so f = Wz + b moves by G = W W^T of it and by W of the noise:
     f <- f - step/2 · (e_{K+1} - h) G + std · Wε, three small kernels a step. At the end z is put together again.
