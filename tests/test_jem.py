@@ -206,7 +206,7 @@ def test_energies_that_part_are_rolled_back_at_half_the_rate(tmp_path: Path) -> 
     """The first epoch's mean gap lies above the limit, the same epoch at a lower rate below it."""
     table: dict[str, Any] = {
         "method": {"name": "jem", "steps": 2, "start": "noise"}, "model": {"hidden": [16]},
-        "train": {"optimizer": "sgd", "lr": 0.05, "epochs": 3, "schedule": "constant"},
+        "train": {"optimizer": "sgd", "lr": 0.05, "epochs": 1, "schedule": "constant"},
     }  # fmt: skip
     runs.train(resolve(table), tmp_path / "free", progress=False)
     gap = abs(lines_of(tmp_path / "free")[0]["energy"])
@@ -215,7 +215,7 @@ def test_energies_that_part_are_rolled_back_at_half_the_rate(tmp_path: Path) -> 
     first, *rest = lines_of(tmp_path / "held")
     assert (first["event"], first["rate_factor"]) == ("rollback", 0.5)
     assert "energies of data and chains" in first["reason"]
-    assert [line["epoch"] for line in rest if "event" not in line] == [0, 1, 2]
+    assert [line["epoch"] for line in rest if "event" not in line] == [0]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from eow.data.sets import load_sets
 from eow.methods import METHODS, Method, Prediction
 from eow.predictions import predict_set, read
 from eow.runs import load, train
+from eow.sampling import langevin
 
 TINY: Table = {
     "model": {"hidden": [16]},
@@ -192,7 +193,8 @@ class ChecksOfTheCPU(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
 
 
-def test_the_loss_never_waits_for_the_device(trained: Trained) -> None:
+def test_the_loss_never_waits_for_the_device(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(langevin, "free_to_look", lambda z: False)  # as on a GPU: no short cuts of the CPU
     method = ready(trained)
     with NoWaiting(), ChecksOfTheCPU():
         terms = method(trained.x, trained.y)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
-from eow.sampling import kernels
+from eow.sampling import kernels, langevin
 from eow.sampling.energies import ENERGIES, Energy, energy_named, logit_gradient
 from eow.sampling.freezing import freeze
 from eow.sampling.frozen import Chained, Layer, MeanPool
@@ -58,7 +58,7 @@ def written_out_chain(
         first.read(z0.dtype)
         if trust is None:
             return logit_chain(first.weight, first.bias, z0, motion, generator)[0]
-        if not z0.is_cuda and generator is not None:
+        if langevin.free_to_look(z0) and generator is not None:
             # Most chains never come near the end of their trust. If none can have, the cheap chain is the right one;
             # a GPU would have to be waited for to find out.
             state = generator.get_state()

@@ -59,6 +59,12 @@ def check_steps(steps: int, step: float) -> None:
         raise EowError(f"a chain of {steps} steps of size {step} is none: steps must be at least 0 and step above 0")
 
 
+def free_to_look(z: Tensor) -> bool:
+    """Whether a value can be read without waiting for a device: only there may a chain take a short cut that depends on
+    one. What a GPU does never asks."""
+    return z.device.type == "cpu"
+
+
 def within(z: Tensor, start: Tensor, trust: float | Tensor) -> tuple[Tensor, Tensor]:
     """Each chain pulled back to the ball of radius `trust` (one for all, or one each) around its start, and which ones
     were."""
@@ -66,7 +72,7 @@ def within(z: Tensor, start: Tensor, trust: float | Tensor) -> tuple[Tensor, Ten
     length = torch.linalg.vector_norm(move, dim=tuple(range(1, z.dim())), keepdim=True)
     radius = torch.as_tensor(trust, dtype=z.dtype, device=z.device).expand(len(z)).view_as(length)
     outside = ~(length <= radius)  # a NaN length is outside too
-    if not z.is_cuda and not outside.any():  # a look that costs nothing where no device has to be waited for
+    if free_to_look(z) and not outside.any():
         return z, outside.flatten()
     pulled = torch.addcmul(start, move, radius / length)
     z = torch.where(outside, pulled, z)
