@@ -54,7 +54,9 @@ class Predictions:
         """The same predictions for an expected share `rate` of unknowns: the unknown logit is shifted, nothing is run
         again."""
         if self.logits is None or not self.open_world:
-            raise EowError(f"{self.manifest['method']} has no unknown logit: an unknown rate can be set for eow only")
+            raise EowError(
+                f"{self.manifest['method']} has no unknown logit: leave the unknown rate out, or train with eow"
+            )
         probs, unknown = shifted_probabilities(self.logits, prior_shift(rate, self.manifest["lam"]))
         return Predictions(probs.argmax(1), probs.max(1), probs, unknown, self.labels, self.logits, self.manifest)
 

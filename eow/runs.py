@@ -32,6 +32,8 @@ from eow.runfolder import environment, find_vanilla, open_folder
 from eow.seeds import derive, own_randomness
 from eow.training import Diverged, Training
 
+FEW_STEPS = 100  # fewer than these hardly train any network
+
 
 @dataclass(frozen=True)
 class Run:
@@ -141,6 +143,9 @@ def optimise(training: Training, data: RunData, config: RunConfig, folder: Path,
     if place.rank == 0:
         log.keep(lambda line: line.get("epoch", -1) <= last)
     total = config.train.epochs + (config.train.holdout_epochs if training.holdout is not None else 0)
+    steps = config.train.epochs * len(training.batches)
+    if progress and steps < FEW_STEPS:
+        console.print(f"only {steps} steps in all: a smaller train.batch or more train.epochs would teach more")
     try:
         for line in training.epochs(last + 1):
             if place.rank == 0:
