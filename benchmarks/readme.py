@@ -20,7 +20,8 @@ ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, 64 chains of {steps} ste
 """
 ABOUT_TRAINING = """
 The authors' own code takes 414 ms for an iteration on WRN-28-10 in TF32 on such a machine, ours {tf32:.0f} ms.
-CIFAR-100, ResNet-50, 15 epochs, one seed: vanilla {vanilla}, EOW from epoch 10 with 100 steps after stage 4 {features}, EOW with the default settings {modern}."""
+CIFAR-100, ResNet-50, 15 epochs, one seed: vanilla {vanilla}, EOW from epoch 10 with 100 steps after
+stage 4 {features}, EOW with the default settings {modern}."""
 
 COLUMNS = {  # key in the record: heading, factor, digits
     "accuracy": ("accuracy", 100, 1),
