@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .calibration import as_array, finite
+from eow.metrics.checks import as_array, finite
 
 
 def auroc(known: Any, unknown: Any) -> float:
