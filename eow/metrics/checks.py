@@ -1,4 +1,4 @@
-"""What every metric asks of its arrays before it counts anything. A tensor is taken through its own methods: nothing here
+"""What every metric asks of its arrays before it counts. A tensor is taken through its own methods: nothing here
 imports torch."""
 
 from typing import Any
