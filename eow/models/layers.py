@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
+from eow.models import fused
 
 Stages: TypeAlias = OrderedDict[str, nn.Module]
 
@@ -34,6 +35,33 @@ class GaussianNoise(nn.Module):
         return f"std={self.std}"
 
 
+class Layers(nn.Sequential):
+    """nn.Sequential; what is more, a batch norm and the activation after it are one step where there is one for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return in_turn(self, x)
+
+
+def in_turn(layers: Iterable[nn.Module], x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """The layers one after another, with the residual added before the last, an activation."""
+    queue = list(layers)
+    while queue:
+        layer, *queue = queue
+        activates = bool(queue) and type(queue[0]) in (nn.ReLU, nn.LeakyReLU)
+        plus = residual if len(queue) == 1 else None
+        if type(layer) is nn.BatchNorm2d and fused.fits(layer, x, plus):
+            x = fused.norm_activate(layer, x, slope_of(queue.pop(0)) if activates else 1.0, plus)
+        else:
+            x = layer(x)
+            x = x if plus is None else x + plus
+    return x
+
+
+def slope_of(activation: nn.Module) -> float:
+    """The slope below zero."""
+    return activation.negative_slope if isinstance(activation, nn.LeakyReLU) else 0.0
+
+
 def check_choice(what: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
         raise EowError(f"{what} {value!r} is unknown: choose one of {', '.join(choices)}")
@@ -57,8 +85,8 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int, bias: bool) -> nn.
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=bias)
 
 
-def pool() -> nn.Sequential:
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+def pool() -> Layers:
+    return Layers(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def head_layer(features: int, outputs: int, dropout: float) -> nn.Module:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from eow.models.layers import (
+    Layers,
     Stages,
     activation_layer,
     conv,
     he_init,
     head_layer,
+    in_turn,
     norm_layer,
     pool,
     scale_residuals,
@@ -37,14 +39,14 @@ class Block(nn.Module):
         layers: list[nn.Module] = []
         for shape in shapes:
             layers += [conv(*shape, bias=bias), norm_layer(norm, shape[1]), activation_layer(activation)]
-        self.branch = nn.Sequential(*layers[:-1])
+        self.branch = Layers(*layers[:-1])
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride, bias=bias), norm_layer(norm, outputs))
+            self.shortcut = Layers(conv(inputs, outputs, 1, stride, bias=bias), norm_layer(norm, outputs))
         self.activation = activation_layer(activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.branch(x) + self.shortcut(x))
+        return in_turn([*self.branch, self.activation], x, residual=self.shortcut(x))
 
 
 def resnet(
@@ -66,7 +68,7 @@ def resnet(
     blocks, bottleneck = DEPTHS[depth]
     channels = 64
     stages: Stages = OrderedDict()
-    stages["stem"] = nn.Sequential(
+    stages["stem"] = Layers(
         conv(in_shape[0], channels, 3, stride, bias=norm == "none"),
         norm_layer(norm, channels),
         activation_layer(activation),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from eow.models.layers import Stages, activation_layer, check_image, conv, he_init, head_layer, norm_layer, pool
+from eow.models.layers import Layers, Stages, activation_layer, check_image, conv, he_init, head_layer, norm_layer, pool
 
 # The channels of each stage's convolutions; every stage ends with a max-pool.
 WIDTHS = ((64,), (128,), (256, 256), (512, 512), (512, 512))
@@ -34,7 +34,7 @@ def vgg11(
         for width in widths:
             layers += [conv(channels, width, 3, 1, bias=True), norm_layer(norm, width), activation_layer(activation)]
             channels = width
-        stages[f"stage{number}"] = nn.Sequential(*layers, nn.MaxPool2d(2, ceil_mode=True))
+        stages[f"stage{number}"] = Layers(*layers, nn.MaxPool2d(2, ceil_mode=True))
     stages["penultimate"] = pool()
     stages["head"] = head_layer(channels, outputs, dropout)
     he_init(stages, activation, norm)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from eow.models.layers import (
+    Layers,
     Stages,
     activation_layer,
     conv,
@@ -32,9 +33,9 @@ class PreactivationBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str, activation: str, dropout: float) -> None:
         super().__init__()
         bias = norm == "none"
-        self.entry = nn.Sequential(norm_layer(norm, inputs), activation_layer(activation))
+        self.entry = Layers(norm_layer(norm, inputs), activation_layer(activation))
         self.conv1 = conv(inputs, outputs, 3, stride, bias=bias)
-        self.middle = nn.Sequential(norm_layer(norm, outputs), activation_layer(activation))
+        self.middle = Layers(norm_layer(norm, outputs), activation_layer(activation))
         self.dropout = nn.Dropout(dropout) if dropout > 0.0 else nn.Identity()
         self.conv2 = conv(outputs, outputs, 3, 1, bias=bias)
         self.projection: nn.Module | None = None
@@ -75,7 +76,7 @@ def wrn28_10(
             stage.append(block)
             channels = width
         stages[f"stage{number}"] = stage
-    stages["penultimate"] = nn.Sequential(norm_layer(norm, channels), activation_layer(activation), *pool())
+    stages["penultimate"] = Layers(norm_layer(norm, channels), activation_layer(activation), *pool())
     stages["head"] = head_layer(channels, outputs, dropout)
     he_init(stages, activation, norm)
     if norm == "none":

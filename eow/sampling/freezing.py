@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from eow.models.layers import Layers
 from eow.models.resnet import Block
 from eow.models.wideresnet import PreactivationBlock
 from eow.sampling.frozen import Chained, Flat, Layer, MaxPool, MeanPool, Piece, Preactivation, Rescale, Residual
@@ -13,7 +14,7 @@ NOTHING = (nn.Identity, nn.Dropout)  # in evaluation mode
 
 def leaves(module: nn.Module) -> Iterator[nn.Module]:
     """The modules that are called one after another, nested Sequentials opened."""
-    if type(module) is nn.Sequential:
+    if type(module) in (nn.Sequential, Layers):
         for child in module:
             yield from leaves(child)
     elif type(module) not in NOTHING:
