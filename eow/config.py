@@ -31,6 +31,8 @@ class DataConfig:
     unknown_classes: tuple[int, ...] = ()  # held out of training, used as unknowns
     outliers: tuple[str, ...] = ()  # data sets that are predicted after training, as unknowns
     holdout: int | float = 0  # cut from the training set: a count, or a share below 1
+    certify: int | float = 0  # the same, for `eow threshold` alone: nothing is trained or fitted on it
+    limit: int = 0  # train on so many samples only, each class in proportion; 0: on all there are
     augment: Literal["auto", "none", "crop", "crop_flip"] = "auto"
     resident: bool = True  # the data set lies on the device; false streams it from memory
     allow_unofficial: bool = False
@@ -253,7 +255,8 @@ def check(config: RunConfig) -> None:
 
     train, data, method = config.train, config.data, method_named(config.method.name)
     check_training(train, config.seed)
-    check_range("data.holdout", data.holdout, 0)
+    for key in ("holdout", "certify", "limit"):
+        check_range(f"data.{key}", getattr(data, key), 0)
     for width in config.model.hidden:
         check_range("model.hidden", width, 1, WIDEST)
     for key, value in dataclasses.asdict(config.method).items():

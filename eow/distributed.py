@@ -65,4 +65,4 @@ def launch(devices: int, arguments: list[str]) -> int:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }  # DDP would comment on parameters that are all used
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-    return subprocess.call([*command, "-m", "eow.cli", *arguments], env={**quiet, **os.environ})
+    return subprocess.call([*command, "-m", "eow", *arguments], env={**quiet, **os.environ})

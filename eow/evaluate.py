@@ -1,51 +1,133 @@
 """Figures from predictions on disk: calibration on known classes, and how unknowns are told apart. No network is run
-here."""
+here. The third setting, corruption, is in robustness.py; two methods are compared in compare.py."""
 
 from pathlib import Path
 from typing import Any
 
+from eow import metrics
+from eow.data.catalog import CATALOG
 from eow.errors import EowError
-from eow.metrics import accuracy, auroc, ece, nll, nll_renormalised
-from eow.predictions import Predictions, read
+from eow.metrics.ood import THRESHOLDS, detection, scores
+from eow.predictions import Predictions, losses, read
 
 KNOWN = "test"  # the name of the predictions on the known classes' test set
+CERTIFY = "certify"  # those on which a threshold is certified: no figure is ever taken of them
 
 
-def calibration(predictions: Predictions) -> dict[str, float]:
-    """Accuracy, ECE (15 bins), NLL of the raw K+1 and of the K-renormalised probabilities, mean unknown."""
+def calibration(said: Predictions) -> dict[str, float]:
+    """Accuracy, every calibration error with what a perfectly calibrated model would measure in its place (null), NLL
+    of the raw K+1 and of the K-renormalised probabilities, Brier score and parts, AURC, mean confidence and unknown."""
+    sure, right, probs, labels = said.confidence, said.correct, said.probs, said.labels
+    null, parts = metrics.null_ece(sure), metrics.brier_parts(sure, right)
     return {
-        "accuracy": accuracy(predictions.label, predictions.labels),
-        "ece": ece(predictions.confidence, predictions.correct),
-        "nll": nll(predictions.probs, predictions.labels),
-        "nll_renormalised": nll_renormalised(predictions.probs, predictions.labels),
-        "confidence": float(predictions.confidence.mean()),
-        "unknown": float(predictions.unknown.mean()),
-    }
+        "accuracy": metrics.accuracy(said.label, labels),
+        "ece": metrics.ece(sure, right), "null_ece": null.mean, "null_ece_std": null.std,
+        "ece_paper_compat": metrics.ece(sure, right, paper_compat=True),
+        "ece_equal_mass": metrics.ece_equal_mass(sure, right),
+        "null_ece_equal_mass": metrics.null_ece_equal_mass(sure).mean,
+        "ece_classwise": metrics.ece_classwise(probs, labels),
+        "null_ece_classwise": metrics.null_ece_classwise(probs).mean,
+        "smooth_ece": metrics.smooth_ece(sure, right), "null_smooth_ece": metrics.null_smooth_ece(sure).mean,
+        "mce": metrics.mce(sure, right), "null_mce": metrics.null_mce(sure).mean,
+        "ece_l2_debiased": metrics.ece_l2_debiased(sure, right),
+        "null_ece_l2_debiased": metrics.null_ece_l2_debiased(sure).mean,
+        "nll": metrics.nll(probs, labels), "nll_renormalised": metrics.nll_renormalised(probs, labels),
+        "brier": metrics.brier(probs, labels), **{f"brier_{name}": part for name, part in parts._asdict().items()},
+        "aurc": metrics.aurc(sure, right), "excess_aurc": metrics.excess_aurc(sure, right),
+        "confidence": float(sure.mean(dtype=float)), "unknown": float(said.unknown.mean(dtype=float)),
+    }  # fmt: skip
 
 
-def open_world(known: Predictions, outliers: Predictions) -> dict[str, float]:
-    """How well confidence (and, for methods that have it, the unknown) tells known samples from unknown ones."""
-    figures = {
-        "auroc_confidence": auroc(known.confidence, outliers.confidence),
-        "confidence": float(outliers.confidence.mean()),
-        "unknown": float(outliers.unknown.mean()),
-    }
-    if known.open_world:
-        figures["auroc_unknown"] = auroc(-known.unknown, -outliers.unknown)
+def scores_of(said: Predictions) -> dict[str, Any]:
+    """Every score by which these predictions tell known from unknown; higher looks more known."""
+    return scores(said.probs, said.unknown if said.open_world else None, said.logits, said.confidence)
+
+
+def open_world(known: Predictions, outliers: Predictions, known_scores: dict[str, Any] | None = None) -> dict[str, Any]:
+    """How well each score tells known samples from unknown ones: auroc_S, ap_known_S and ap_unknown_S (average
+    precision with that side as the positive), fpr95_S and oscr_S for S among confidence, unknown, entropy, energy and
+    max_logit; and the paper's table 2, the accuracy among the predictions of both above a threshold, with the share
+    that is left."""
+    ours, theirs = known_scores or scores_of(known), scores_of(outliers)
+    figures: dict[str, Any] = {"kind": kind_of(outliers)}
+    for name in ours:
+        found = detection(ours[name], theirs[name], known.correct)
+        figures.update({f"{figure}_{name}": value for figure, value in found.items()})
+    figures["confidence"] = float(outliers.confidence.mean(dtype=float))
+    figures["unknown"] = float(outliers.unknown.mean(dtype=float))
+    at = metrics.accuracy_at_thresholds(*mixed(known, outliers), THRESHOLDS)
+    names = [f"{threshold:g}" for threshold in THRESHOLDS]
+    figures["accuracy_at"] = {name: float(value) if kept else None for name, value, kept in zip(names, at[1], at[2])}
+    figures["coverage_at"] = {name: float(kept) for name, kept in zip(names, at[2])}
     return figures
 
 
-def evaluate(folder: str | Path, unknown_rate: float | None = None, *, finished: bool = True) -> dict[str, Any]:
-    """All figures of a run, from the predictions in its folder: {"test": {...}, "unknown": {...}, outlier set:
-    {...}}. `finished` is False only for the run that is about to end."""
+def mixed(known: Predictions, outliers: Predictions) -> tuple[Any, Any]:
+    """Confidence and correctness of both sets together, every unknown sample counted as wrong."""
+    import numpy as np
+
+    wrong = np.zeros(len(outliers.label), bool)
+    return np.concatenate([known.confidence, outliers.confidence]), np.concatenate([known.correct, wrong])
+
+
+def kind_of(outliers: Predictions) -> str:
+    """ "unseen" for classes held out of training, "near" and "far" for the sets that the catalog so names beside the
+    run's own, "other" for the rest."""
+    name, config = outliers.manifest["name"], outliers.manifest.get("config", {})
+    entry = CATALOG.get(config.get("data", {}).get("name", "") if isinstance(config, dict) else "")
+    if name == "unknown":
+        return "unseen"
+    return "other" if entry is None else "near" if name in entry.near else "far" if name in entry.far else "other"
+
+
+def intervals(known: Predictions, others: dict[str, Predictions], rounds: int = 1000) -> dict[str, dict[str, Any]]:
+    """Basic bootstrap intervals (95 %) over the draw of the test samples: {"test": {"ece": (low, high), ...}, set:
+    {"auroc_confidence": (low, high), ...}}."""
+
+    def interval(metric: str, *arrays: Any) -> tuple[float, float]:
+        return metrics.bootstrap_interval(metric, *arrays, rounds=rounds)[1:]
+
+    found: dict[str, dict[str, Any]] = {
+        KNOWN: {
+            "accuracy": interval("accuracy", known.correct),
+            "ece": interval("ece", known.confidence, known.correct),
+            "nll": interval("nll", losses(known)),
+            "nll_renormalised": interval("nll", losses(known, renormalised=True)),
+        }
+    }
+    for name, each in others.items():
+        pairs = [("confidence", known.confidence, each.confidence)]
+        pairs += [("unknown", -known.unknown, -each.unknown)] if known.open_world else []
+        found[name] = {f"auroc_{score}": interval("auroc", ours, theirs) for score, ours, theirs in pairs}
+    return found
+
+
+def read_all(
+    folder: str | Path, unknown_rate: float | None = None, *, finished: bool = True
+) -> tuple[Predictions, dict[str, Predictions]]:
+    """A run's predictions on the known classes' test set, and on everything that is unknown to it."""
     folder = Path(folder)
     files = sorted((folder / "predictions").glob("*.safetensors"))
     if finished and not (folder / "summary.json").exists() and (files or (folder / "config.json").exists()):
         raise EowError(f"the run in {folder} is not finished: resume it with `eow train --resume` first")
-    predictions = {each.manifest["name"]: each for each in map(read, files)}
-    if KNOWN not in predictions:
+    found = {each.manifest["name"]: each for each in map(read, files)}
+    found.pop(CERTIFY, None)
+    if KNOWN not in found:
         raise EowError(f"there are no predictions in {folder}: is that the folder of a finished run?")
     if unknown_rate is not None:
-        predictions = {name: each.at_unknown_rate(unknown_rate) for name, each in predictions.items()}
-    known = predictions.pop(KNOWN)
-    return {KNOWN: calibration(known), **{name: open_world(known, each) for name, each in predictions.items()}}
+        found = {name: each.at_unknown_rate(unknown_rate) for name, each in found.items()}
+    return found.pop(KNOWN), found
+
+
+def evaluate(
+    folder: str | Path, unknown_rate: float | None = None, *, bootstrap: bool = False, finished: bool = True
+) -> dict[str, Any]:
+    """All figures of a run, from the predictions in its folder: {"test": {...}, "unknown": {...}, outlier set: {...}},
+    and with `bootstrap` their "intervals". `finished` is False only for the run that is about to end."""
+    known, others = read_all(folder, unknown_rate, finished=finished)
+    known_scores = scores_of(known) if others else None
+    figures = {
+        KNOWN: calibration(known),
+        **{name: open_world(known, each, known_scores) for name, each in others.items()},
+    }
+    return {**figures, "intervals": intervals(known, others)} if bootstrap else figures

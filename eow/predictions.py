@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eow.errors import EowError
+from eow.metrics.scores import FLOOR
 from eow.openworld import prior_shift, shifted_probabilities
 from eow.storage import make_folder, read_tensors, write_arrays
 
@@ -59,6 +60,14 @@ class Predictions:
             )
         probs, unknown = shifted_probabilities(self.logits, prior_shift(rate, self.manifest["lam"]))
         return Predictions(probs.argmax(1), probs.max(1), probs, unknown, self.labels, self.logits, self.manifest)
+
+
+def losses(said: Predictions, renormalised: bool = False) -> np.ndarray:
+    """-log of the true class's probability, one a sample, raw or with the K classes renormalised; floored as in
+    metrics.nll."""
+    floored = np.maximum(said.probs[np.arange(len(said.labels)), said.labels].astype(np.float64), FLOOR)
+    total = said.probs.sum(1, dtype=np.float64) + said.probs.shape[1] * FLOOR if renormalised else 1.0
+    return np.log(total) - np.log(floored)
 
 
 def content_key(weights: str, dataset: Any, transform: Any) -> str:
@@ -155,13 +164,17 @@ def predict_set(run: "Run", name: str, dataset: "Dataset") -> Predictions:
     return read(path)
 
 
-def predict_files(run: "Run", files: Sequence[str | Path], unknown_rate: float | None = None) -> list[dict[str, Any]]:
-    """One row a sample: file, index in it, label, class name, confidence, unknown."""
+def predict_files(
+    run: "Run", files: Sequence[str | Path], unknown_rate: float | None = None, threshold: float | None = None
+) -> list[dict[str, Any]]:
+    """One row a sample: file, index in it, label, class name, confidence, unknown. Below the threshold, the run's own
+    where none is given, the label is -1 and the class None."""
     import torch
 
     from eow.data.inputs import read_inputs
     from eow.seeds import own_randomness
 
+    threshold, unknown_rate = policy(run, unknown_rate, threshold)
     rows = []
     for file in files:
         inputs = read_inputs(Path(file), run.in_shape)
@@ -170,10 +183,32 @@ def predict_files(run: "Run", files: Sequence[str | Path], unknown_rate: float |
             for first in range(0, len(inputs), BATCH):
                 x = run.transform(torch.from_numpy(inputs[first : first + BATCH]))
                 part = run.method.predict(x, unknown_rate)
-                said += zip(part.label.tolist(), part.confidence.tolist(), part.unknown.tolist())
-        for index, (label, confidence, unknown) in enumerate(said):
+                label = part.label.masked_fill(part.confidence.double() < threshold, -1)
+                said += zip(label.tolist(), part.confidence.tolist(), part.unknown.tolist())
+        for index, (chosen, confidence, unknown) in enumerate(said):
             rows.append({
-                "file": str(file), "index": index, "of": len(inputs), "label": label, "class": run.classes[label],
-                "confidence": confidence, "unknown": unknown,
+                "file": str(file), "index": index, "of": len(inputs), "label": chosen,
+                "class": run.classes[chosen] if chosen >= 0 else None, "confidence": confidence, "unknown": unknown,
             })  # fmt: skip
     return rows
+
+
+def policy(run: "Run", unknown_rate: float | None, threshold: float | None) -> tuple[float, float | None]:
+    """The threshold to abstain below, and the unknown rate: what was given, else what the run was certified with."""
+    from eow.certify import stored
+
+    if threshold is not None:
+        if not 0 <= threshold <= 1:
+            raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
+        return threshold, unknown_rate
+    promise = stored(run.folder, run.weights_hash)
+    if promise is None:
+        return 0.0, unknown_rate
+    if unknown_rate not in (None, promise.unknown_rate):
+        rate = promise.unknown_rate
+        certified = "the run's own unknown rate" if rate is None else f"an unknown rate of {rate}"
+        raise EowError(
+            f"the threshold of {run.folder} was certified at {certified}, not at an unknown rate of {unknown_rate}: "
+            "certify it anew with `eow threshold --unknown-rate`, or give a --threshold"
+        )
+    return promise.threshold, promise.unknown_rate

@@ -23,7 +23,7 @@ from eow.data.loader import Batches, Transform
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device, process_group
 from eow.errors import EowError
-from eow.evaluate import KNOWN, evaluate
+from eow.evaluate import CERTIFY, KNOWN, evaluate
 from eow.methods import Method, method_named
 from eow.models import SplitModel
 from eow.models import build as build_model
@@ -202,7 +202,7 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
     for name, dataset in {KNOWN: data.test, **data.outliers}.items():
         predict_set(run, name, dataset)
     log = storage.Log(folder / "log.jsonl").read()
-    sets = {"train": data.train, "holdout": data.holdout, KNOWN: data.test, **data.outliers}
+    sets = {"train": data.train, "holdout": data.holdout, CERTIFY: data.certify, KNOWN: data.test, **data.outliers}
     made_with = storage.read_json(folder / "environment.json", "eow", "commit", "python", "torch", "numpy")
     summary = {
         "method": config.method.name, "data": config.data.name, "model": config.model.name, "recipe": config.recipe,
@@ -210,15 +210,29 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
         "metrics": evaluate(folder, finished=False),
         "train_seconds": sum(line.get("seconds", 0.0) for line in log), "weights": run.weights_hash,
         "versions": {key: made_with[key] for key in ("eow", "commit", "python", "torch", "numpy")},
-        "sets": {
-            name: {"samples": len(each), "classes": len(each.classes), "hash": each.hash, "official": each.official}
-            for name, each in sets.items() if each is not None
-        },
+        "sets": {name: describe(each) for name, each in sets.items() if each is not None},
     }  # fmt: skip
     storage.write_json(folder / "summary.json", summary)
     for file in folder.glob("checkpoint*"):
         file.unlink()
     return summary
+
+
+def describe(part: Dataset) -> dict[str, Any]:
+    """What a manifest says of a data set: enough to tell whether two runs saw the same samples."""
+    return {
+        "split": part.split, "samples": len(part), "classes": len(part.classes), "hash": part.hash,
+        "indices": part.index_hash, "official": part.official,
+    }  # fmt: skip
+
+
+def own_test_set(run: Run, root: str = "") -> Dataset:
+    """The run's own test data, read again, and checked to be what it was."""
+    test = load_sets(replace(run.config.data, root=root, outliers=()), run.config.seed).test
+    known = storage.read_json(run.folder / "summary.json", "sets")["sets"]
+    if known[KNOWN]["hash"] != test.hash:
+        raise EowError(f"the test data is not what the run in {run.folder} was tested on: bring it back")
+    return test
 
 
 def load(folder: str | Path, device: str = "cpu") -> Run:

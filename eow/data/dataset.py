@@ -21,7 +21,8 @@ class Dataset:
     """uint8 images (N, C, H, W) or float32 features (N, D), with int64 labels 0..K-1 and K class names.
 
     `official` is True when the bytes read matched the official hashes, False when they differ and the caller allowed
-    that, and None when the set has no official hashes.
+    that, and None when the set has no official hashes. `indices` says where the samples of a part stood in the split
+    they were taken from; None is all of it, in order.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Dataset:
     labels: np.ndarray
     classes: tuple[str, ...]
     official: bool | None = None
+    indices: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         images = self.inputs.dtype == np.uint8 and self.inputs.ndim == 4
@@ -79,10 +81,17 @@ class Dataset:
             digest.update(f"{len(name)}:{name}".encode())
         return digest.hexdigest()
 
+    @property
+    def index_hash(self) -> str:
+        """sha256 of the samples' places in the split, so that a manifest can show who saw which."""
+        places = np.arange(len(self)) if self.indices is None else self.indices
+        return hashlib.sha256(places.astype("<i8").data).hexdigest()
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> Dataset:
         """The samples at these indices, in this order, with the same classes."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
+        places = chosen if self.indices is None else self.indices[chosen]
+        return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen], indices=places)
 
 
 def random_state(seed: int) -> np.random.RandomState:
@@ -164,10 +173,6 @@ def known_unknown(dataset: Dataset, unknown_classes: Sequence[int]) -> tuple[Dat
 
 
 def _relabelled(dataset: Dataset, kept: list[int]) -> Dataset:
-    chosen = np.isin(dataset.labels, kept)
-    return replace(
-        dataset,
-        inputs=dataset.inputs[chosen],
-        labels=np.searchsorted(kept, dataset.labels[chosen]).astype(np.int64),
-        classes=tuple(dataset.classes[label] for label in kept),
-    )
+    part = dataset.subset(np.flatnonzero(np.isin(dataset.labels, kept)))
+    labels = np.searchsorted(kept, part.labels).astype(np.int64)
+    return replace(part, labels=labels, classes=tuple(dataset.classes[label] for label in kept))

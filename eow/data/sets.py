@@ -6,6 +6,7 @@ from eow.config import DataConfig
 from eow.data import Dataset, holdout_split, known_unknown, load, statistics
 from eow.data.loader import Transform
 from eow.errors import EowError
+from eow.seeds import derive
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class RunData:
 
     train: Dataset
     holdout: Dataset | None
+    certify: Dataset | None
     test: Dataset
     outliers: dict[str, Dataset]
     transform: Transform
@@ -34,9 +36,19 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
     if wanted.unknown_classes:
         train, _ = known_unknown(train, wanted.unknown_classes)
         test, outliers["unknown"] = known_unknown(test, wanted.unknown_classes)
-    holdout = None
+    certify = holdout = None
+    if wanted.certify:
+        train, certify = holdout_split(train, wanted.certify, derive("certify", seed) % 2**32)
     if wanted.holdout:
         train, holdout = holdout_split(train, wanted.holdout, seed)
+    if 0 < wanted.limit < len(train):
+        _, train = holdout_split(train, wanted.limit, derive("limit", seed) % 2**32)
+    for part in (train, holdout, certify):
+        if part is not None and part.hash == test.hash:
+            raise EowError(
+                f"{wanted.name} has the same samples for training and for the test: what is measured on them would "
+                "say nothing, give it a test split of its own"
+            )
     for name in wanted.outliers:
         outlier = load(name, root, "test", allow_unofficial=allow, shape=test.shape)
         if outlier.shape != test.shape:
@@ -44,4 +56,4 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
                 f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {test.shape}: choose others"
             )
         outliers[name] = outlier
-    return RunData(train, holdout, test, outliers, Transform(*statistics(train)))
+    return RunData(train, holdout, certify, test, outliers, Transform(*statistics(train)))

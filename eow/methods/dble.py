@@ -35,6 +35,7 @@ from torch.nn.functional import cross_entropy
 from eow.data.loader import Batches, Episode
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction
+from eow.methods.holdout import checked
 from eow.models import SplitModel, frozen_statistics
 
 KEPT = 0.9  # of the running centres, every step
@@ -158,7 +159,7 @@ class DBLE(Method):
         """The centres: the means of all training features."""
         sums, counts = torch.zeros_like(self.sums, dtype=torch.float64), torch.zeros_like(self.counts)
         with frozen_statistics(self), torch.no_grad():
-            for x, y in train.in_order():
+            for x, y in checked(self, train).in_order():
                 sums.index_add_(0, y, self.model(x).double())
                 counts += torch.bincount(y, minlength=self.classes)
         self.sums.copy_(sums / counts.clamp_min(1)[:, None])

@@ -1,30 +1,22 @@
-"""Calibration metrics: accuracy, reliability, expected calibration error, negative log-likelihood.
+"""Calibration: reliability, and the calibration error in its binned forms (smooth.py has the one without bins).
 
-Pure functions of arrays, a float (or a small tuple of arrays) out. Tensors are taken as well, through their own
-methods: nothing here imports torch. All sums are in float64.
+Pure functions of arrays or tensors, a float (or a small tuple of arrays) out. All sums are in float64, and a large
+array is read in blocks. K of K+1 probabilities do not sum to one, so calibration takes (confidence, correct) and never
+renormalises; `ece_classwise`, which has to see the probabilities, takes each class by itself.
 
-K of K+1 probabilities do not sum to one, so calibration takes (confidence, correct) and never sees the probabilities;
-where a renormalisation happens, the function's name says so.
+Every error here is biased upwards on a finite sample: read it beside its null (nulls.py). Only the debiased one tries
+to take the bias out.
 """
 
+from collections.abc import Iterable
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from eow.errors import EowError
-from eow.metrics.checks import (
-    as_array,
-    as_confidence,
-    as_correct,
-    as_integers,
-    as_probs,
-    finite,
-    of_labels,
-    same_length,
-)
-
-SUM_SLACK = 1e-4  # float32 softmax outputs leave 1 by rounding; a row's sum collects K of them
-FLOOR = float(np.finfo(np.float32).tiny)  # 1.2e-38: the smallest normal float32, in which predictions are stored
+from eow.metrics.binning import BinSums, checked, sums_by_class, sums_by_mass, sums_by_width
+from eow.metrics.checks import block_of, over_rows
 
 
 class Reliability(NamedTuple):
@@ -35,13 +27,6 @@ class Reliability(NamedTuple):
     accuracy: np.ndarray
 
 
-def accuracy(label: Any, labels: Any) -> float:
-    """The fraction of predictions `label` that equal the true `labels`. A prediction of -1 ("unknown") is wrong."""
-    predicted, true = as_integers(label, "label"), as_integers(labels, "labels")
-    same_length(predicted, true, "label", "labels")
-    return float(np.mean(predicted == true))
-
-
 def reliability(confidence: Any, correct: Any, bins: int = 15) -> Reliability:
     """Counts, mean confidence and accuracy in `bins` bins of equal width.
 
@@ -50,60 +35,110 @@ def reliability(confidence: Any, correct: Any, bins: int = 15) -> Reliability:
     float64 number 0.2 is the edge 3/15 and falls in (2/15, 3/15], while float32(0.2) = 0.2000000030 lies above it and
     falls in the next bin. Confidences outside [0, 1] by at most 1e-6 are rounding and are moved to the nearer end.
     """
-    if isinstance(bins, bool) or not isinstance(bins, int | np.integer) or bins < 1:
-        raise EowError(f"bins is {bins!r}: give a whole number of at least 1 (the paper uses 15).")
-    sure, right = as_confidence(confidence), as_correct(correct)
-    same_length(sure, right, "confidence", "correct")
-    inner_edges = np.arange(1, bins) / bins  # a division is correctly rounded; linspace's multiples of 1/bins are not
-    where = np.searchsorted(inner_edges, sure, side="left")
-    counts = np.bincount(where, minlength=bins)
+    sums = sums_by_width(confidence, correct, bins)
     with np.errstate(invalid="ignore"):
-        mean_confidence = np.bincount(where, weights=sure, minlength=bins) / counts
-        mean_correct = np.bincount(where, weights=right, minlength=bins) / counts
-    return Reliability(counts, mean_confidence, mean_correct)
+        return Reliability(sums.counts.astype(np.int64), sums.confidence / sums.counts, sums.correct / sums.counts)
 
 
-def ece(confidence: Any, correct: Any, bins: int = 15) -> float:
+def merge_reliability(parts: Iterable[Reliability]) -> Reliability:
+    """The reliability of all samples from that of disjoint shards of them, all with the same bins."""
+    shards = list(parts)
+    if len({len(each.counts) for each in shards}) != 1:
+        raise EowError("give at least one reliability, and give them all the same number of bins.")
+    counts = np.sum([each.counts for each in shards], axis=0)
+    with np.errstate(invalid="ignore"):
+        confidence, right = (
+            np.sum([np.where(each.counts > 0, each.counts * each[i], 0.0) for each in shards], axis=0) / counts
+            for i in (1, 2)
+        )
+    return Reliability(counts, confidence, right)
+
+
+def reliability_interval(bins: Reliability, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    """Wilson's interval for the accuracy of each bin: (low, high), nan where the bin is empty."""
+    if not 0 < level < 1:
+        raise EowError(f"level is {level!r}: give a probability between 0 and 1, such as 0.95.")
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        widening = 1 + z * z / bins.counts
+        centre = (bins.accuracy + z * z / (2 * bins.counts)) / widening
+        spread = bins.accuracy * (1 - bins.accuracy) / bins.counts + (z / (2 * bins.counts)) ** 2
+        half = z * np.sqrt(spread) / widening
+    return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
+
+
+def ece(confidence: Any, correct: Any, bins: int = 15, *, paper_compat: bool = False) -> float:
     """Expected calibration error: the sum over bins of count/N · |accuracy - mean confidence|, a fraction in [0, 1].
 
-    Bins as in `reliability`. The estimate is biased upwards: a perfectly calibrated model scores above 0 on a finite
-    sample.
+    Bins as in `reliability`. `paper_compat` counts as the paper's released code does: bins are [lo, hi), which leaves
+    confidence 1.0 in none of them, and such samples are dropped from the errors and from N; the paper's MNIST figures,
+    whose ECE exceeds the error rate, can only be had that way. If all are dropped it is 0.
     """
-    counts, mean_confidence, mean_correct = reliability(confidence, correct, bins)
-    gap = np.where(counts > 0, np.abs(mean_correct - mean_confidence), 0.0)
-    return float(np.sum(counts * gap) / counts.sum())
+    if paper_compat:
+        return _ece_of_the_release(confidence, correct, bins)
+    return float(mean_gap(sums_by_width(confidence, correct, bins)))
 
 
-def nll(probs: Any, labels: Any) -> float:
-    """Raw negative log-likelihood, -mean log probs[true], in nats.
+def ece_equal_mass(confidence: Any, correct: Any, bins: int = 15) -> float:
+    """ECE with bins of equal mass: the sorted confidences, cut into `bins` pieces whose sizes differ by at most one.
 
-    `probs` is (N, K); a row may sum to less than 1: the rest is the probability of "unknown", which is never the true
-    label. A probability under 1.2e-38 (float32's smallest normal number), 0 above all, counts as that number: a sample
-    costs at most 87.3 nats and the mean stays finite.
+    Where a cut falls among equal confidences, each side gets its share of their correctness: the value is the same, to
+    the last bit, for every order of the samples. With fewer samples than bins every sample is a bin of its own (and
+    equal confidences still share).
     """
-    likelihood, true = as_probs(probs), as_integers(labels, "labels")
-    worst = float(likelihood.sum(1).max())
-    if worst > 1 + SUM_SLACK:
-        raise EowError(f"probs has a row that sums to {worst:.6g}: give probabilities, or use nll_renormalised.")
-    return float(-np.mean(np.log(np.maximum(of_labels(likelihood, true), FLOOR))))
+    return float(mean_gap(sums_by_mass(confidence, correct, bins)))
 
 
-def nll_renormalised(probs: Any, labels: Any) -> float:
-    """Negative log-likelihood over the K classes alone: every row of `probs` is divided by its sum first.
+def ece_classwise(probs: Any, labels: Any, bins: int = 15) -> float:
+    """Classwise ECE (Kull et al. 2019): for each class k the ECE of the confidence p_k in y = k, averaged over classes.
 
-    Entries are floored at 1.2e-38 before the division, so a row of zeros says "no preference" and costs log K.
+    That is mean_k Σ_bins |Σ (1[y = k] - p_k)| / N, bins as in `reliability`. Nothing is renormalised: with K of K+1
+    probabilities, mass put on "unknown" is missing from the classes and counts as underconfidence.
     """
-    likelihood, true = np.maximum(as_probs(probs), FLOOR), as_integers(labels, "labels")
-    return float(-np.mean(np.log(of_labels(likelihood, true)) - np.log(likelihood.sum(1))))
+    return float(np.mean(mean_gap(sums_by_class(probs, labels, bins))))
 
 
-def nll_from_logits(logits: Any, labels: Any) -> float:
-    """Negative log-likelihood of softmax(logits), without the underflow of probabilities: no floor is needed.
+def mce(confidence: Any, correct: Any, bins: int = 15) -> float:
+    """Maximum calibration error: the largest |accuracy - mean confidence| of the bins that have samples."""
+    return float(largest_gap(sums_by_width(confidence, correct, bins)))
 
-    With the K+1 logits of EOW it equals `nll`, with the first K of them `nll_renormalised`.
+
+def ece_l2_debiased(confidence: Any, correct: Any, bins: int = 15) -> float:
+    """Root of the debiased squared calibration error of Kumar, Liang and Ma (2019), bins as in `reliability`.
+
+    A bin's (accuracy - mean confidence)² exceeds its expectation by the variance of the accuracy; the estimate
+    accuracy·(1 - accuracy)/(count - 1) of it is subtracted. A bin of one sample has no such estimate and contributes 0.
+    The sum, weighted by count/N, estimates a square and can be negative all the same: then the error is 0.
     """
-    scores, true = as_array(logits, "logits", 2), as_integers(labels, "labels")
-    finite(scores, "logits")
-    top = scores.max(1)
-    log_total = top + np.log(np.exp(scores - top[:, None]).sum(1))
-    return float(np.mean(log_total - of_labels(scores, true, "logits")))
+    return float(debiased_gap(sums_by_width(confidence, correct, bins)))
+
+
+def mean_gap(sums: BinSums) -> np.ndarray:
+    """Σ_bins |Σ (correct - confidence)| / N, over the last axis."""
+    return np.abs(sums.correct - sums.confidence).sum(-1) / sums.counts.sum(-1)
+
+
+def largest_gap(sums: BinSums) -> np.ndarray:
+    return (np.abs(sums.correct - sums.confidence) / np.maximum(sums.counts, 1)).max(-1)
+
+
+def debiased_gap(sums: BinSums) -> np.ndarray:
+    several = np.maximum(sums.counts, 2)  # where there are fewer, the result is masked
+    rate = sums.correct / several
+    squares = ((sums.correct - sums.confidence) / several) ** 2 - rate * (1 - rate) / (several - 1)
+    total = np.where(sums.counts > 1, sums.counts * squares, 0.0).sum(-1) / sums.counts.sum(-1)
+    return np.sqrt(np.maximum(total, 0.0))
+
+
+def _ece_of_the_release(confidence: Any, correct: Any, bins: int) -> float:
+    sure, right = checked(confidence, correct, bins)
+    inner_edges = np.arange(1, bins) / bins
+
+    def of_block(block: np.ndarray, rows: slice) -> np.ndarray:
+        kept = block < 1
+        where = np.searchsorted(inner_edges, block[kept], side="right")
+        gaps = (block_of(right, rows) - block.clip(0.0))[kept]
+        return np.stack([np.bincount(where, minlength=bins), np.bincount(where, weights=gaps, minlength=bins)])
+
+    counts, gaps = np.sum(list(over_rows(of_block, sure)), axis=0)
+    return float(np.abs(gaps).sum() / max(counts.sum(), 1))

@@ -1,40 +1,99 @@
-"""What every metric asks of its arrays before it counts. A tensor is taken through its own methods: nothing here
-imports torch."""
+"""What every metric asks of its arrays before it counts, and how it walks over the large ones.
 
-from typing import Any
+A tensor is taken through its own methods: nothing here imports torch. Arrays with a row per sample are never copied
+whole: `over_rows` hands out float64 blocks of a fixed size, so memory grows with the block and not with the samples.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 
 from eow.errors import EowError
 
 SLACK = 1e-6  # float32 softmax outputs leave [0, 1] by rounding; anything further out is a mistake
+SUM_SLACK = 1e-4  # a row's sum collects K of those roundings
+SPACING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the types whose own rounding is coarser than SUM_SLACK
+BLOCK = 2**17  # entries a block: 1 MB of float64, which stays in a core's cache
+THREADS = min(8, os.cpu_count() or 1)  # numpy lets go of the interpreter while it computes
+
+Result = TypeVar("Result")
 
 
 def as_array(values: Any, name: str, dimensions: int) -> np.ndarray:
     """`values` as a non-empty float64 array. A tensor is detached and brought to the CPU; the caller keeps its own."""
+    table = as_table(values, name, dimensions)
+    return block_of(table, slice(None))
+
+
+def as_table(values: Any, name: str, dimensions: int = 2) -> Any:
+    """`values` as a non-empty array or tensor of numbers that keeps its own type and place: nothing is copied."""
     if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = values.double() if values.is_floating_point() else values  # numpy has no bfloat16
-    try:
-        array = np.asarray(values).astype(np.float64, copy=False)
-    except (TypeError, ValueError) as error:
-        raise EowError(f"{name} is not an array of numbers ({error}).") from None
-    if array.ndim != dimensions:
+        table = values.detach()
+    else:
+        try:
+            table = np.asarray(values)
+            if table.dtype.kind not in "fiub":  # lists of something odd, and number types that numpy does not know
+                table = table.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise EowError(f"{name} is not an array of numbers ({error}).") from None
+    if table.ndim != dimensions:
         expected = "one value per sample" if dimensions == 1 else "one row per sample and one column per class"
-        raise EowError(f"{name} has shape {array.shape}: give {expected}.")
-    if array.size == 0:
+        raise EowError(f"{name} has shape {tuple(table.shape)}: give {expected}.")
+    if 0 in table.shape:
         raise EowError(f"{name} is empty: a metric needs at least one sample.")
-    return array
+    return table
 
 
-def finite(array: np.ndarray, name: str) -> None:
-    bad = np.count_nonzero(~np.isfinite(array))
-    if bad:
+def block_of(table: Any, rows: slice) -> np.ndarray:
+    """Some rows of a table in float64. They may be the table's own memory: read them, do not write."""
+    part = table[rows]
+    if hasattr(part, "detach"):
+        part = part.cpu()
+        part = (part.double() if part.is_floating_point() else part).numpy()  # numpy has no bfloat16
+    return part.astype(np.float64, copy=False)
+
+
+def over_rows(function: Callable[[np.ndarray, slice], Result], table: Any) -> Iterator[Result]:
+    """function(block, rows) for one float64 block of the table after the other, on threads; the results in order."""
+    return over_slices(lambda rows: function(block_of(table, rows), rows), table)
+
+
+def over_slices(function: Callable[[slice], Result], table: Any) -> Iterator[Result]:
+    """The same with the rows alone, for what can be asked of them in their own type."""
+    size, width = len(table), table.shape[1] if table.ndim == 2 else 1
+    step = max(64, BLOCK // width)  # a class's sums cost as much as some rows: with many classes, take 64 at a time
+    parts = [slice(start, min(start + step, size)) for start in range(0, size, step)]
+    if len(parts) == 1:
+        yield function(parts[0])
+        return
+    with ThreadPoolExecutor(THREADS) as pool:
+        for start in range(0, len(parts), 2 * THREADS):  # results are fetched before more are made
+            yield from pool.map(function, parts[start : start + 2 * THREADS])
+
+
+def extremes(table: Any, name: str) -> tuple[float, float]:
+    """The smallest and the largest value, after making sure that all are finite: nan would come out as either."""
+    ends = list(over_slices(lambda rows: (float(table[rows].min()), float(table[rows].max())), table))
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    if not np.isfinite(ends).all():
+        bad = sum(over_rows(lambda block, _: np.count_nonzero(~np.isfinite(block)), table))
         raise EowError(f"{name} has {bad} values that are nan or infinite: find out where the model produced them.")
+    return low, high
+
+
+def finite(table: Any, name: str) -> None:
+    extremes(table, name)
 
 
 def as_integers(values: Any, name: str) -> np.ndarray:
-    array = as_array(values, name, 1)
+    table = as_table(values, name, 1)
+    table = table.cpu().numpy() if hasattr(table, "detach") and not table.is_floating_point() else table
+    if isinstance(table, np.ndarray) and table.dtype.kind in "iu":
+        return table.astype(np.int64, copy=False)
+    array = block_of(table, slice(None))
     finite(array, name)
     if np.any(array != np.floor(array)):
         raise EowError(f"{name} holds fractions: give class numbers.")
@@ -49,39 +108,56 @@ def as_confidence(values: Any) -> np.ndarray:
 
 def as_correct(values: Any) -> np.ndarray:
     array = as_array(values, "correct", 1)
-    if np.any((array != 0) & (array != 1)):
-        raise EowError("correct holds something other than True/False or 0/1: give label == labels.")
+    zero_or_one(array)
     return array
 
 
-def as_probs(values: Any) -> np.ndarray:
-    array = as_array(values, "probs", 2)
-    within_unit(array, "probs")
-    return array
+def as_probs(values: Any) -> Any:
+    """(N, K) probabilities in their own type, each of them within [0, 1]; the rows' sums are the metric's business."""
+    table = as_table(values, "probs")
+    within_unit(table, "probs")
+    return table
 
 
-def within_unit(array: np.ndarray, name: str) -> None:
-    finite(array, name)
-    low, high = float(array.min()), float(array.max())
+def whole_number(value: Any, name: str, advice: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise EowError(f"{name} is {value!r}: give a whole number of at least 1 ({advice}).")
+
+
+def within_unit(table: Any, name: str) -> None:
+    low, high = extremes(table, name)
     if low < -SLACK or high > 1 + SLACK:
         raise EowError(
             f"{name} ranges from {low:.6g} to {high:.6g}: give values in [0, 1] (no logits, no percentages)."
         )
 
 
-def same_length(one: np.ndarray, other: np.ndarray, name: str, other_name: str) -> None:
+def zero_or_one(table: Any) -> None:
+    if any(over_slices(lambda rows: bool(((table[rows] != 0) & (table[rows] != 1)).any()), table)):
+        raise EowError("correct holds something other than True/False or 0/1: give label == labels.")
+
+
+def sums_within_one(highest: float, table: Any, instead: str) -> None:
+    """The highest sum of a row of probabilities is 1 but for rounding, of the softmax and of the type it is kept in."""
+    slack = max(SUM_SLACK, 2 * SPACING.get(str(table.dtype).removeprefix("torch."), 0.0))
+    if highest > 1 + slack:
+        raise EowError(f"probs has a row that sums to {highest:.6g}: give probabilities, or use {instead}.")
+
+
+def same_length(one: Any, other: Any, name: str, other_name: str) -> None:
     if len(one) != len(other):
         raise EowError(
             f"{name} has {len(one)} samples and {other_name} has {len(other)}: they must be the same samples."
         )
 
 
-def of_labels(table: np.ndarray, labels: np.ndarray, name: str = "probs") -> np.ndarray:
-    """The entry of each row of `table` that its label names."""
-    same_length(table, labels, name, "labels")
-    low, high, classes = int(labels.min()), int(labels.max()), table.shape[1]
+def labels_of(table: Any, labels: Any, name: str = "probs") -> np.ndarray:
+    """`labels` as int64, each of them one of the table's columns."""
+    true = as_integers(labels, "labels")
+    same_length(table, true, name, "labels")
+    low, high, classes = int(true.min()), int(true.max()), table.shape[1]
     if low < 0 or high >= classes:
         raise EowError(
             f"labels range from {low} to {high}, but {name} has {classes} columns: labels are 0 to {classes - 1}."
         )
-    return table[np.arange(len(labels)), labels]
+    return true

@@ -201,7 +201,7 @@ class NormActivate(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, y, weight, bias, moments = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         columns = x.shape[1]
@@ -226,4 +226,4 @@ class NormActivate(torch.autograd.Function):
 
 def norm_activate(norm: nn.BatchNorm2d, x: Tensor, slope: float, residual: Tensor | None = None) -> Tensor:
     """activation(norm(x) + residual) with the slope below zero (1 for no activation); `fits` must hold."""
-    return NormActivate.apply(x, residual, norm, slope, norm.weight, norm.bias)  # type: ignore[no-any-return]
+    return NormActivate.apply(x, residual, norm, slope, norm.weight, norm.bias)

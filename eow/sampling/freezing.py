@@ -14,7 +14,7 @@ NOTHING = (nn.Identity, nn.Dropout)  # in evaluation mode
 
 def leaves(module: nn.Module) -> Iterator[nn.Module]:
     """The modules that are called one after another, nested Sequentials opened."""
-    if type(module) in (nn.Sequential, Layers):
+    if isinstance(module, nn.Sequential) and type(module) in (nn.Sequential, Layers):
         for child in module:
             yield from leaves(child)
     elif type(module) not in NOTHING:

@@ -1,0 +1,113 @@
+"""A threshold with a promise: of the known-class samples whose confidence reaches it, at most a share `max_risk` is
+wrong, except with probability `delta` over the draw of the samples it was found on (metrics/selective.py).
+
+    certify(folder, max_risk=0.01)      finds it and writes threshold.json into the run; None when no threshold can
+    stored(folder)                      what was found, for `eow predict` and `eow export`
+
+The promise needs samples that nothing was trained or fitted on: data.certify keeps some of the training set for this
+alone; without it, the held-out part serves, unless the method was fitted on it or trained on it last. Test data is
+never used.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eow import storage
+from eow.errors import EowError
+from eow.metrics import certified_threshold
+
+if TYPE_CHECKING:
+    from eow.data import Dataset
+    from eow.data.sets import RunData
+    from eow.runs import Run
+
+FILE = "threshold.json"
+
+
+class Threshold(NamedTuple):
+    """threshold.json. Coverage and risk are those of the samples it was found on; `bound` is the risk's upper limit."""
+
+    threshold: float
+    max_risk: float
+    delta: float
+    coverage: float
+    risk: float
+    bound: float
+    samples: int
+    unknown_rate: float | None
+    weights: str
+
+
+def certify(
+    folder: str | Path, max_risk: float, delta: float = 0.05, unknown_rate: float | None = None, root: str = ""
+) -> Threshold | None:
+    """The lowest threshold found whose risk is certified, written into the run; None, and none is left in the run,
+    where no threshold qualifies."""
+    from dataclasses import replace
+
+    from eow import runs
+    from eow.data.sets import load_sets
+    from eow.predictions import predict_set
+
+    run = runs.load(folder)
+    if not 0 < max_risk < 1 or not 0 < delta < 1:
+        raise EowError(f"a risk of {max_risk} at δ = {delta} is no promise: give two numbers between 0 and 1")
+    part = unseen_part(run, load_sets(replace(run.config.data, root=root), run.config.seed))
+    said = predict_set(run, "certify", part)
+    if unknown_rate is not None:
+        said = said.at_unknown_rate(unknown_rate)
+    found = certified_threshold(said.confidence, said.correct, max_risk, delta)
+    path = run.folder / FILE
+    if found is None:
+        path.unlink(missing_ok=True)
+        return None
+    promise = Threshold(
+        found.threshold, max_risk, delta, found.coverage, found.risk, found.bound, len(part), unknown_rate,
+        run.weights_hash,
+    )  # fmt: skip
+    storage.write_json(path, promise._asdict())
+    return promise
+
+
+def unseen_part(run: "Run", data: "RunData") -> "Dataset":
+    """The samples of the training set that the run has kept from everything it learned."""
+    if data.certify is not None:
+        part, name = data.certify, "certify"
+    elif data.holdout is None:
+        raise EowError(
+            f"the run in {run.folder} has seen all its training data: train again with data.certify=0.1, which keeps "
+            "a tenth of it for the threshold"
+        )
+    elif run.method.needs_holdout or run.config.train.holdout_epochs:
+        raise EowError(
+            f"the held-out data of the run in {run.folder} was used by {run.config.method.name}, so it cannot certify "
+            "it: train again with data.certify=0.1, which keeps a tenth of the training data for the threshold"
+        )
+    else:
+        part, name = data.holdout, "holdout"
+    check_unseen(run, part, name)
+    return part
+
+
+def check_unseen(run: "Run", part: "Dataset", name: str) -> None:
+    """The run's own record must agree: the very samples that were set aside, and none of the test's."""
+    sets = storage.read_json(run.folder / "summary.json", "sets")["sets"]
+    if part.split != "train" or part.hash in (sets["test"]["hash"], sets["train"]["hash"]):
+        raise EowError(f"a threshold certified on the {part.split} data it is judged on would promise nothing")
+    if sets.get(name, {}).get("hash") != part.hash:
+        raise EowError(f"the data is not what the run in {run.folder} was trained with: bring it back, or train again")
+
+
+def stored(folder: str | Path, weights: str | None = None) -> Threshold | None:
+    """The run's threshold, if it has one that was found for these weights."""
+    path = Path(folder) / FILE
+    if not path.exists():
+        return None
+    table: dict[str, Any] = storage.read_json(path, *Threshold._fields)
+    promise = Threshold(**{key: table[key] for key in Threshold._fields})
+    numbers = (promise.threshold, promise.max_risk, promise.delta)
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise EowError(f"{path} does not hold a threshold: run `eow threshold` again")
+    if weights is not None and promise.weights != weights:
+        raise EowError(f"the threshold in {path} is of other weights than the run's: run `eow threshold` again")
+    return promise

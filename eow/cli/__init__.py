@@ -1,0 +1,53 @@
+"""The command line, nothing else: every command calls one function of the package and prints what it returns.
+
+training.py   train, methods, demo, theory          measuring.py   evaluate, compare, threshold
+using.py      predict                                data.py        data list, fetch, verify, corruptions
+"""
+
+import io
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from eow.cli import data, measuring, training, using
+from eow.cli.options import app
+from eow.errors import EowError
+
+__all__ = ["app", "data", "main", "measuring", "training", "using"]
+
+app.add_typer(data.data_app, name="data", help="Data sets: what there is, fetch it, check it, corrupt it.")
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        from eow import __version__
+
+        typer.echo(f"eow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Energy-based open-world softmax: classifiers that can answer "unknown"."""
+
+
+def main() -> None:
+    """The command's entry: what the user can put right is one line and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without λ gets a ?
+    try:
+        app()
+    except EowError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"error: reading or writing failed: {error}", file=sys.stderr)
+        # What is still to be printed must go somewhere, or Python complains of it after the sentence.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(2)

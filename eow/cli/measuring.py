@@ -1,0 +1,191 @@
+"""Commands that measure finished runs."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eow.cli.options import AsJson, Rate, Root, RunFolder, Unofficial, app
+from eow.errors import EowError
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")]
+
+
+@app.command(epilog="Example:  eow evaluate runs/digits --unknown-rate 0.01 --on noise --intervals")
+def evaluate(
+    run: RunFolder,
+    unknown_rate: Rate = None,
+    on: Annotated[list[str] | None, typer.Option("--on", help="Another data set to predict as unknowns first.")] = None,
+    intervals: Annotated[bool, typer.Option("--intervals", help="With 95 % bootstrap intervals.")] = False,
+    corruptions: Annotated[
+        bool, typer.Option("--corruptions", help="The test images under 19 corruptions at 5 severities as well.")
+    ] = False,
+    official: Annotated[
+        Path | None, typer.Option(help="With --corruptions: a folder with the released CIFAR-C files, to use instead.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="With --corruptions: the corruptions' seed.")] = 0,
+    root: Root = "",
+    allow_unofficial: Unofficial = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Calibration, open world and, on demand, corruption: all figures of a run from its stored predictions."""
+    from eow.evaluate import evaluate as figures_of
+
+    if official is not None and not corruptions:
+        raise EowError("--official goes with --corruptions: give both")
+    if corruptions and unknown_rate is not None:
+        raise EowError("corrupted predictions are stored at the run's own λ: leave --unknown-rate or --corruptions out")
+    if on:
+        predict_others(run, on, root, allow_unofficial, device)
+    figures = figures_of(run, unknown_rate, bootstrap=intervals)
+    if corruptions:
+        figures["corruptions"] = corrupted(run, root, seed, official, device, quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(figures, indent=2))
+    else:
+        show_metrics(f"{run}" + (f" at an unknown rate of {unknown_rate}" if unknown_rate is not None else ""), figures)
+
+
+def predict_others(folder: Path, names: list[str], root: str, allow_unofficial: bool, device: str) -> None:
+    """Predictions on further data sets, into the run."""
+    from eow import runs
+    from eow.data import load
+    from eow.distributed import pick_device
+    from eow.predictions import predict_set
+
+    run = runs.load(folder, str(pick_device(device)))
+    for name in names:
+        outlier = load(name, root or None, "test", allow_unofficial=allow_unofficial, shape=run.in_shape)
+        if outlier.shape != run.in_shape:
+            raise EowError(
+                f"{name} is of shape {outlier.shape}, but {folder} was trained on {run.in_shape}: choose another"
+            )
+        predict_set(run, name, outlier)
+
+
+def corrupted(folder: Path, root: str, seed: int, official: Path | None, device: str, quiet: bool) -> dict[str, Any]:
+    """The corruption matrix of a run: into corruptions.json and corruptions.png in its folder."""
+    from rich.progress import track
+
+    from eow import runs, storage
+    from eow.console import console
+    from eow.data.corruptions import CORRUPTIONS
+    from eow.distributed import pick_device
+    from eow.report.plots import draw_corruptions
+    from eow.robustness import corruption_figures, predict_corrupted
+
+    run = runs.load(folder, str(pick_device(device)))
+    steps = predict_corrupted(run, runs.own_test_set(run, root), seed=seed, official=official)
+    for _ in track(steps, "corrupting", len(CORRUPTIONS), console=console, transient=True, disable=quiet):
+        pass
+    figures = corruption_figures(folder)
+    storage.write_json(folder / "corruptions.json", figures)
+    draw_corruptions(figures, folder / "corruptions.png")
+    return figures
+
+
+def show_metrics(title: str, metrics: dict[str, Any]) -> None:
+    from eow.console import print_table
+
+    sure = metrics.get("intervals", {})
+    others = {name: each for name, each in metrics.items() if name not in ("test", "intervals", "corruptions")}
+
+    def row(label: str, figure: str, factor: float = 100, digits: int = 2, of: str = "test") -> list[str]:
+        text, null = f"{factor * metrics[of][figure]:.{digits}f}", metrics[of].get(f"null_{figure}")
+        text += f"  (null {factor * null:.{digits}f})" if null is not None else ""
+        if found := sure.get(of, {}).get(figure):
+            text += f"  [{factor * found[0]:.{digits}f}, {factor * found[1]:.{digits}f}]"
+        return [label, text]
+
+    rows = [row("accuracy %", "accuracy"), row("ECE %, 15 bins", "ece"), row("smooth ECE %", "smooth_ece")]
+    rows += [row("equal-mass ECE %", "ece_equal_mass"), row("classwise ECE %", "ece_classwise", digits=3)]
+    rows += [row("NLL", "nll", 1, 4), row("NLL, K-renormalised", "nll_renormalised", 1, 4), row("Brier", "brier", 1, 4)]
+    rows += [row("AURC %", "aurc"), row("mean confidence", "confidence", 1, 4), row("mean unknown", "unknown", 1, 4)]
+    note = "null: what a perfectly calibrated model with these confidences would measure"
+    print_table(title, ["known classes, test", ""], rows, note)
+    if others:
+        scores = [name for name in SCORES if any(f"auroc_{name}" in each for each in others.values())]
+        best = "unknown" if "unknown" in scores else "confidence"
+        columns = ["unknowns", "kind", *(name.replace("_", " ") for name in scores), f"FPR95, {best}"]
+        columns += ["mean confidence", "mean unknown"]
+        cells = [
+            [
+                name, each["kind"], *(row("", f"auroc_{score}", of=name)[1] for score in scores),
+                f"{100 * each[f'fpr95_{best}']:.2f}", f"{each['confidence']:.4f}", f"{each['unknown']:.4f}",
+            ]
+            for name, each in others.items()
+        ]  # fmt: skip
+        print_table("AUROC % of known against unknown, by each score", columns, cells)
+    if "corruptions" in metrics:
+        show_corruptions(metrics["corruptions"])
+
+
+SCORES = ("confidence", "unknown", "entropy", "energy", "max_logit")
+
+
+def show_corruptions(figures: dict[str, Any]) -> None:
+    from eow.console import print_table
+
+    def cell(figure: str, column: int, factor: float, digits: int) -> str:
+        found = figures["severity"][figure][column]
+        return f"{factor * found['mean']:.{digits}f} ± {factor * found['std']:.{digits}f}"
+
+    rows = [
+        [severity, cell("accuracy", i, 100, 1), cell("ece", i, 100, 2), cell("nll", i, 1, 3), cell("unknown", i, 1, 3)]
+        for i, severity in enumerate(figures["severities"])
+    ]
+    title = f"{len(figures['corruptions'])} corruptions ({figures['source']}): mean ± deviation over them"
+    print_table(title, ["severity", "accuracy %", "ECE %", "NLL", "unknown"], rows)
+
+
+@app.command(epilog="Example:  eow compare runs/eow-0 runs/eow-1 --against runs/vanilla-0 --against runs/vanilla-1")
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Runs of one method, one a seed.")],
+    against: Annotated[list[Path], typer.Option("--against", help="A run of the other method, as often as needed.")],
+    unknown_rate: Rate = None,
+    as_json: AsJson = False,
+) -> None:
+    """Two methods on the same samples, seed by seed: differences with 95 % intervals and p-values."""
+    from eow.compare import compare as rows_of
+    from eow.console import print_table
+
+    rows = rows_of(runs, against, unknown_rate)
+    if as_json:
+        typer.echo(json.dumps([row._asdict() for row in rows], indent=2))
+        return
+    cells = [
+        [row.figure, *(f"{value:.4f}" for value in row[1:4]), f"[{row.low:.4f}, {row.high:.4f}]", f"{row.p_value:.3g}"]
+        for row in rows
+    ]
+    columns = ["figure", "first", "second", "difference", "95 %", "p"]
+    seeds = "one seed" if len(runs) == 1 else f"{len(runs)} seeds"
+    note = "of these trained networks on new samples" if len(runs) == 1 else "over new samples and new seeds"
+    print_table(f"{runs[0]} against {against[0]}, {seeds}", columns, cells, f"intervals and p: {note}")
+
+
+@app.command(epilog="Example:  eow threshold runs/digits --max-risk 0.01 --delta 0.05")
+def threshold(
+    run: RunFolder,
+    max_risk: Annotated[float, typer.Option(help="The share of wrong answers to allow among those given.")],
+    delta: Annotated[float, typer.Option(help="The probability with which the promise may be broken.")] = 0.05,
+    unknown_rate: Rate = None,
+    root: Root = "",
+    as_json: AsJson = False,
+) -> None:
+    """Certify a confidence threshold on data the run has never seen, so that `eow predict` abstains below it."""
+    from eow.certify import certify
+
+    found = certify(run, max_risk, delta, unknown_rate, root)
+    if as_json:
+        typer.echo(json.dumps(found and found._asdict(), indent=2))
+    elif found is None:
+        typer.echo(f"no threshold qualifies: none keeps the risk under {max_risk} with probability {1 - delta:g}")
+    else:
+        typer.echo(
+            f"answer at a confidence of {found.threshold:.6g} or more: at most {max_risk:.2%} of the answers on known "
+            f"classes are wrong, with probability {1 - delta:g}\n"
+            f"on the {found.samples:,} samples it was found on: {found.coverage:.1%} answered, {found.risk:.2%} of "
+            f"these wrong, at most {found.bound:.2%} by the bound\n`eow predict {run}` now abstains below it"
+        )

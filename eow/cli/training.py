@@ -1,0 +1,131 @@
+"""Commands that train: one run, the demo, and what there is to train."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eow.cli.measuring import show_metrics
+from eow.cli.options import Root, Unofficial, app
+from eow.errors import EowError
+
+
+@app.command(epilog="Example:  eow train --data digits --unknown-classes 8,9 --method eow --out runs/digits")
+def train(
+    out: Annotated[Path, typer.Option(help="The run's folder.")],
+    data: Annotated[
+        str | None, typer.Option(help="A data set: see `eow data list`; folder:PATH, npz:PATH, csv:PATH.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="eow (the default) or another of `eow methods`.")] = None,
+    model: Annotated[str | None, typer.Option(help="mlp, vgg11, resnet18, resnet50, resnet101 or wrn28_10.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="modern, paper or release.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs to train.")] = None,
+    seed: Annotated[int | None, typer.Option(help="One seed makes a run.")] = None,
+    unknown_classes: Annotated[str, typer.Option(help="Classes held out of training and used as unknowns: 8,9.")] = "",
+    outliers: Annotated[str, typer.Option(help="Data sets to predict as unknowns: noise,permuted:mnist.")] = "",
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, as often as needed.")] = None,
+    root: Root = "",
+    allow_unofficial: Unofficial = False,
+    resident: Annotated[
+        str, typer.Option(help="yes: the data lies on the device; no: it is streamed from memory.")
+    ] = "",
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")] = None,
+    graph: Annotated[str | None, typer.Option(help="The step as one CUDA graph: auto, on or off.")] = None,
+    devices: Annotated[int, typer.Option(min=1, help="Processes to spread the training over, one a GPU.")] = 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out; start it where there is none.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Train a classifier into a run folder: config, log, weights, predictions and summary."""
+    from eow.config import from_assignments, from_toml, resolve
+
+    if resident not in ("", "yes", "no"):
+        raise EowError(f"--resident is {resident!r}: say yes or no")
+    flags = {
+        "recipe": recipe, "seed": seed, "method": {"name": method}, "model": {"name": model},
+        "train": {"epochs": epochs, "device": device, "graph": graph},
+        "data": {
+            "name": data, "root": root or None, "allow_unofficial": allow_unofficial or None,
+            "resident": {"yes": True, "no": False}.get(resident),
+            "unknown_classes": unknown_classes or None, "outliers": outliers or None,
+        },
+    }  # fmt: skip
+    wishes = resolve(from_toml(config) if config else {}, given(flags), from_assignments(settings or []))
+    if devices > 1 and "RANK" not in os.environ:
+        from eow.distributed import launch
+        from eow.runs import check
+
+        check(wishes, out, resume=resume, world=devices)
+        raise typer.Exit(launch(devices, sys.argv[1:]))
+    from eow.runs import train as train_run
+
+    try:
+        summary = train_run(wishes, out, resume=resume, progress=not quiet)
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; go on with the same command and --resume (last checkpoint in {out})", err=True)
+        raise typer.Exit(130) from None
+    if summary:
+        show_metrics(
+            f"{summary['method']} on {summary['data']}, {summary['train_seconds']:.1f} s of training",
+            summary["metrics"],
+        )
+        typer.echo(f"everything is in {out}")
+
+
+def given(table: dict[str, Any]) -> dict[str, Any]:
+    """The table without what was not given on the command line."""
+    kept = {key: given(value) if isinstance(value, dict) else value for key, value in table.items()}
+    return {key: value for key, value in kept.items() if value is not None and value != {}}
+
+
+@app.command(epilog="Example:  eow demo --all --seeds 3 --out runs/demo-all")
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the runs go; without --all, an old demo there is replaced.")] = Path(
+        "runs/demo"
+    ),
+    seed: Annotated[int, typer.Option(help="The seed of a demo of two methods.")] = 0,
+    every: Annotated[bool, typer.Option("--all", help="Every method; goes on where it was stopped.")] = False,
+    seeds: Annotated[int, typer.Option(help="With --all: how many seeds, from 0 on.")] = 3,
+) -> None:
+    """Train vanilla and EOW-Softmax, or all methods, on digits 0-7 and meet 8 and 9 for the first time."""
+    from eow.demo import run_all, run_demo
+
+    if every:
+        run_all(out, seeds)
+    else:
+        run_demo(out, seed)
+
+
+@app.command(epilog="Example:  eow theory --out theory.png --lam 0.1")
+def theory(
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("theory.png"),
+    lam: Annotated[float, typer.Option(help="λ, the weight of the energy term.")] = 0.1,
+) -> None:
+    """Draw what exact sampling drives each energy to, for a mixture in one dimension: p(x), the known mass and the
+    unknown."""
+    from eow.console import print_table
+    from eow.theory import draw
+
+    rows = draw(out, lam=lam)
+    columns = ["energy", "rank correlation with p", "largest deviation from proportional"]
+    cells = [[row.energy, f"{row.rank_correlation:.4f}", f"{row.deviation:.3f}"] for row in rows]
+    print_table(f"fixed points, λ = {lam}", columns, cells)
+    typer.echo(f"drawn to {out}")
+
+
+@app.command(epilog="Example:  eow methods")
+def methods() -> None:
+    """Every method by name: what it is, whether it needs held-out data, what a prediction costs."""
+    from eow.console import print_table
+    from eow.methods import METHODS
+
+    columns = ["name", "what it is", "held-out data", "a prediction costs"]
+    rows = [
+        [name, kind.summary, "yes" if kind.needs_holdout else "no", kind.costlier or "one pass"]
+        for name, kind in METHODS.items()
+    ]
+    print_table("methods", columns, rows)
