@@ -1,7 +1,9 @@
 """The command line, nothing else: every command calls one function of the package and prints what it returns.
 
-training.py   train, methods, demo, theory          measuring.py   evaluate, compare, threshold
-using.py      predict                                data.py        data list, fetch, verify, corruptions
+    training.py    train, methods, demo, theory
+    measuring.py   evaluate, compare, threshold
+    using.py       predict, export
+    data.py        data list, fetch, verify, corruptions
 """
 
 import io

@@ -6,25 +6,33 @@ from typing import Annotated
 
 import typer
 
-from eow.cli.options import AsJson, Rate, app
+from eow.cli.options import AsJson, Rate, Root, RunFolder, app
+
+Threshold = Annotated[
+    float | None, typer.Option(help="Abstain below this confidence; 0: never. Else the run's own, if it has one.")
+]
 
 
 @app.command(epilog="Example:  eow predict runs/digits photo.png batch.npy --unknown-rate 0.1 --json")
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or a file that `eow export` made.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or .npy arrays of samples.")],
     unknown_rate: Rate = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Abstain below this confidence; 0: never. Else the run's own, if it has one.")
-    ] = None,
+    threshold: Threshold = None,
     as_json: AsJson = False,
 ) -> None:
     """Label, confidence and unknown of images or arrays; -1 and "unknown" where it abstains."""
     from eow.console import print_table
-    from eow.predictions import predict_files
-    from eow.runs import load
 
-    rows = predict_files(load(run), files, unknown_rate, threshold)
+    if run.suffix == ".onnx" and not run.is_dir():
+        from eow import deployed
+
+        rows = deployed.predict_files(deployed.load(run), files, unknown_rate, threshold)
+    else:
+        from eow.predictions import predict_files
+        from eow.runs import load
+
+        rows = predict_files(load(run), files, unknown_rate, threshold)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
@@ -38,3 +46,25 @@ def predict(
             for r in rows
         ]
         print_table("", ["file", "label", "confidence", "unknown"], cells)
+
+
+@app.command(epilog="Example:  eow export runs/digits -o digits.onnx")
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: .onnx, or .pt2 with --format torch.")],
+    form: Annotated[str, typer.Option("--format", help="onnx, or torch (torch.export).")] = "onnx",
+    unknown_rate: Rate = None,
+    threshold: Threshold = None,
+    on: Annotated[
+        str | None, typer.Option(help="A file of real inputs to check with, or random; else the test data.")
+    ] = None,
+    root: Root = "",
+) -> None:
+    """Write the run as one file that answers label, confidence, unknown and probs; checked against the run first."""
+    from eow.export import export as export_run
+
+    told = export_run(run, out, form, unknown_rate, threshold, on, root or None)
+    typer.echo(
+        f"{told['path']}, {told['bytes'] / 1000:,.0f} kB: equal to the run on {told['samples']} samples of "
+        f"{told['compared_on']}, to {told['largest_difference']:.1g}"
+    )

@@ -1,0 +1,251 @@
+"""An exported model at work: an .onnx file that `eow export` wrote, run by onnxruntime. torch is not imported.
+
+The file holds everything: weights, normalisation, unknown rate and threshold are its graph; class names, λ and where it
+comes from are its metadata, each entry a JSON text. A file from elsewhere may be wrong in any way: every entry, every
+tensor's type and every answer is checked, and weights that lie in other files are not followed.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from eow.data.files import is_file, readable
+from eow.data.inputs import read_inputs
+from eow.errors import EowError
+from eow.openworld import prior_shift
+
+INPUT = "inputs"
+OUTPUTS = {
+    "label": "tensor(int64)",
+    "confidence": "tensor(float)",
+    "unknown": "tensor(float)",
+    "probs": "tensor(float)",
+}
+BATCH = 256  # samples that are predicted at a time
+FAINTEST = 1e-30  # below, float32 has lost digits of what the K classes share
+WITH_ONNX = "install what it needs with `pip install 'eow[onnx]'`"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the metadata says. `lam` is None for methods without an unknown logit, `certificate` for a threshold that
+    nobody certified."""
+
+    method: str
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]  # of one input: (C, H, W) for uint8 images, (D,) for float32 features
+    threshold: float | None
+    certificate: dict[str, Any] | None
+    unknown_rate: float | None
+    lam: float | None
+    provenance: dict[str, Any]
+
+    @property
+    def dtype(self) -> str:
+        return "uint8" if len(self.shape) == 3 else "float32"
+
+    def to_table(self) -> dict[str, Any]:
+        return {**asdict(self), "dtype": self.dtype}
+
+
+class Answers(NamedTuple):
+    """What the model says about N inputs; label is -1 where it abstains. probs.sum(1) + unknown == 1."""
+
+    label: np.ndarray
+    confidence: np.ndarray
+    unknown: np.ndarray
+    probs: np.ndarray
+
+
+def read_card(texts: dict[str, str]) -> Card:
+    """The card in the metadata; raises ValueError, in a few words, for whatever is not one."""
+    absent = [key for key in Card.__dataclass_fields__ if key not in texts]
+    if absent:
+        raise ValueError(f"no {', '.join(absent)} in the metadata")
+    said = {key: json.loads(texts[key]) for key in Card.__dataclass_fields__}
+    if not isinstance(said["method"], str) or not isinstance(said["provenance"], dict):
+        raise ValueError("no method or provenance")
+    if not is_list_of(str, said["classes"]) or len(said["classes"]) < 2:
+        raise ValueError("no list of class names")
+    if not is_list_of(int, said["shape"]) or len(said["shape"]) not in (1, 3) or min(said["shape"]) < 1:
+        raise ValueError(f"inputs of shape {said['shape']!r}")
+    if not isinstance(said["certificate"], dict | None):
+        raise ValueError("a certificate that is none")
+    for key, highest in (("threshold", 1.0), ("unknown_rate", 1.0), ("lam", math.inf)):
+        value = said[key]
+        if value is not None and not (type(value) in (int, float) and 0 <= value <= highest and value < math.inf):
+            raise ValueError(f"{key} is {value!r}")
+    if said["lam"] == 0 or said["unknown_rate"] == 1 or (said["lam"] is None and said["unknown_rate"] is not None):
+        raise ValueError(f"an unknown rate of {said['unknown_rate']!r} with λ {said['lam']!r}")
+    return Card(**{**said, "classes": tuple(said["classes"]), "shape": tuple(said["shape"])})
+
+
+def is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is kind for each in value)
+
+
+@dataclass(frozen=True, eq=False)
+class Deployed:
+    """A loaded model; `predict` takes raw inputs, as the training data was before normalisation."""
+
+    path: Path
+    card: Card
+    session: Any
+
+    def predict(self, inputs: np.ndarray, unknown_rate: float | None = None, threshold: float | None = None) -> Answers:
+        """Answers to uint8 images (N, C, H, W) or float32 features (N, D), at the file's unknown rate and threshold or
+        at these. Where a threshold holds, label is -1 for every confidence below it."""
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
+        if unknown_rate == self.card.unknown_rate:
+            unknown_rate = None  # as it is
+        if unknown_rate is not None and threshold is None and self.card.certificate is not None:
+            raise EowError(
+                f"the threshold in {self.path} was certified at another unknown rate than {unknown_rate}: leave the "
+                "rate out, or give a --threshold for it"
+            )
+        inputs = self.checked(inputs)
+        parts = [self.run(inputs[first : first + BATCH]) for first in range(0, len(inputs), BATCH)]
+        said = Answers(*(np.concatenate(each) for each in zip(*parts)))
+        if unknown_rate is None and threshold is None:
+            return said
+        # Every method's confidence is the probability of its label, or in OvA DM nearest to it: so the class that an
+        # abstention has hidden is found again.
+        hidden = np.abs(said.probs - said.confidence[:, None]).argmin(1)
+        label = np.where(said.label < 0, hidden, said.label)
+        confidence, unknown, probs = said.confidence, said.unknown, said.probs
+        if unknown_rate is not None:
+            unknown, probs = self.shifted(unknown, probs, unknown_rate)
+            confidence = probs.max(1)
+        lowest = self.card.threshold if threshold is None else threshold
+        if lowest is not None:
+            label = np.where(confidence.astype(np.float64) >= lowest, label, -1)
+        return Answers(label, confidence, unknown, probs)
+
+    def shifted(self, unknown: np.ndarray, probs: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
+        """For another unknown rate: adding to the unknown logit multiplies the odds of unknown, all classes keep
+        theirs."""
+        card = self.card
+        if card.lam is None:
+            raise EowError(f"{card.method} has no unknown logit: leave the unknown rate out, or export a run of eow")
+        if card.unknown_rate == 0:
+            raise EowError(f"{self.path} was exported for an unknown rate of 0, which leaves no unknown: export again")
+        before = 0.0 if card.unknown_rate is None else prior_shift(card.unknown_rate, card.lam)
+        u, p = unknown.astype(np.float64) * math.exp(prior_shift(rate, card.lam) - before), probs.astype(np.float64)
+        known = p.sum(1)
+        lost = (known < FAINTEST) & ~(known < 1e-6 * (known + u))
+        if lost.any():
+            raise EowError(
+                f"sample {int(lost.argmax())} is so surely unknown that float32 has lost its classes: export the run "
+                f"again with --unknown-rate {rate}"
+            )
+        return (u / (known + u)).astype(np.float32), (p / (known + u)[:, None]).astype(np.float32)
+
+    def checked(self, inputs: Any) -> np.ndarray:
+        shape, wanted = self.card.shape, np.dtype(self.card.dtype)
+        inputs = np.asarray(inputs)
+        if inputs.shape[1:] != shape or not len(inputs):
+            raise EowError(f"inputs of shape {inputs.shape}: this model takes (N, {', '.join(map(str, shape))})")
+        if inputs.dtype != wanted and not (wanted == np.float32 and inputs.dtype.kind in "fiu"):
+            raise EowError(f"inputs of {inputs.dtype}: this model takes {wanted}, as they are before normalisation")
+        inputs = np.ascontiguousarray(inputs, wanted)
+        if wanted == np.float32 and not np.isfinite(inputs).all():
+            row = int(np.argwhere(~np.isfinite(inputs))[0, 0])
+            raise EowError(f"a NaN or infinite value in row {row} of the inputs: clean it first")
+        return inputs
+
+    def run(self, inputs: np.ndarray) -> Answers:
+        """One batch, as the graph answers it."""
+        try:
+            said = Answers(*self.session.run(list(OUTPUTS), {INPUT: inputs}))
+        except Exception as error:  # onnxruntime has a class of its own for every way to fail
+            raise EowError(f"{self.path} cannot be run ({first_line(error)}): export it again") from None
+        rows, classes = len(inputs), len(self.card.classes)
+        if [each.shape for each in said] != [(rows,), (rows,), (rows,), (rows, classes)]:
+            raise EowError(f"{self.path} does not answer {rows} inputs with {classes} classes each: export it again")
+        whole = np.abs(said.probs.sum(1) + said.unknown - 1) < 1e-3  # False for NaN
+        if not (whole & (said.label >= -1) & (said.label < classes) & np.isfinite(said.confidence)).all():
+            raise EowError(f"{self.path} gives labels or probabilities that are none: export it again")
+        return said
+
+
+def load(path: str | Path) -> Deployed:
+    """Open an .onnx file that `eow export` wrote."""
+    path = Path(path)
+    if not is_file(path):
+        raise EowError(f"there is no file {path}: give one that `eow export` wrote")
+    with readable(path):
+        data = path.read_bytes()
+    return from_bytes(data, path)
+
+
+def from_bytes(data: bytes, path: Path) -> Deployed:
+    """The model in these bytes; `path` is for the errors."""
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError as error:
+        raise EowError(f"{path} needs {error.name}, which is not installed: {WITH_ONNX}") from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what is wrong is said in our error, not on the terminal
+    try:
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_of(onnx.load_from_string(data))):
+            raise ValueError("its weights lie in other files")
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        card = read_card(session.get_modelmeta().custom_metadata_map)
+        check_signature(session, card)
+    except Exception as error:  # protobuf and onnxruntime have a class of their own for every way to fail
+        raise EowError(
+            f"{path} is damaged or was not made by `eow export` ({first_line(error)}): export it again"
+        ) from None
+    return Deployed(path, card, session)
+
+
+def tensors_of(message: Any) -> Iterator[Any]:
+    """Every tensor at any depth of a model: in graphs, subgraphs, functions and attributes."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for each in [value] if hasattr(value, "ListFields") else value:
+                yield from tensors_of(each)
+
+
+def check_signature(session: Any, card: Card) -> None:
+    """The graph must take and give what the card says."""
+    found = {each.name: each.type for each in session.get_outputs()}
+    if found != OUTPUTS:
+        raise ValueError(f"its outputs are {found}")
+    kinds = {"uint8": "tensor(uint8)", "float32": "tensor(float)"}
+    taken = [(each.name, each.type, tuple(each.shape[1:])) for each in session.get_inputs()]
+    if taken != [(INPUT, kinds[card.dtype], card.shape)]:
+        raise ValueError(f"its inputs are {taken}")
+
+
+def first_line(error: BaseException) -> str:
+    """For a sentence. What a file brings along may hold anything, also what commands a terminal."""
+    line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
+def predict_files(
+    model: Deployed, files: Sequence[str | Path], unknown_rate: float | None = None, threshold: float | None = None
+) -> list[dict[str, Any]]:
+    """One row a sample, as for a run: file, index in it, label, class name, confidence, unknown. Where the model
+    abstains, label is -1 and class None."""
+    rows = []
+    for file in files:
+        said = model.predict(read_inputs(Path(file), model.card.shape), unknown_rate, threshold)
+        columns = zip(said.label.tolist(), said.confidence.tolist(), said.unknown.tolist())
+        for index, (label, confidence, unknown) in enumerate(columns):
+            rows.append({
+                "file": str(file), "index": index, "of": len(said.label), "label": label,
+                "class": model.card.classes[label] if label >= 0 else None,
+                "confidence": confidence, "unknown": unknown,
+            })  # fmt: skip
+    return rows
