@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from eow.errors import EowError
 from eow.models import SplitModel, build
-from eow.sampling import ENERGIES, Sampler, run_chain, sample
+from eow.sampling import ENERGIES, Sampler, kernels, run_chain, sample
 from eow.sampling.energies import logit_gradient
 from eow.sampling.freezing import freeze
 
@@ -330,3 +330,20 @@ def test_captured_steps_train_like_eager_ones(method: str) -> None:
         runs[graph] = ([line["ce"] for line in lines], [p.detach().clone() for p in training.method.parameters()])
     torch.testing.assert_close(torch.tensor(runs["on"][0]), torch.tensor(runs["off"][0]), atol=5e-3, rtol=0.05)
     assert runs["on"][0][-1] < runs["on"][0][0] / 3
+
+
+@needs_gpu
+@pytest.mark.parametrize("energy", ["paper", "proof"])
+@pytest.mark.parametrize(("chains", "classes"), [(64, 100), (5, 2), (33, 127)])
+def test_one_kernel_for_all_steps_equals_the_loop(
+    chains: int, classes: int, energy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    tail, z = nn.Linear(256, classes + 1).cuda(), torch.randn(chains, 256, device="cuda")
+    sampler = Sampler(tail, energy, steps=50, step=0.5, noise=0.05)
+    assert kernels.fits_logits(tail(z))
+    fast = sampler.run(z, None, stream(1, "cuda"), False)
+    monkeypatch.setattr(kernels, "fits_logits", lambda f: False)
+    slow = sampler.run(z, None, stream(1, "cuda"), False)
+    torch.testing.assert_close(fast.z, slow.z, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fast.energy, slow.energy, rtol=1e-4, atol=1e-4)

@@ -81,7 +81,8 @@ def logit_chain(
     """The chain before a linear tail, in the space of its logits, and if `bounded` how far from z0 each can have been.
 
     z moves by W^T of something and by noise, so f = Wz + b moves by G = W W^T of it and by W of the noise:
-    f <- f - step/2 · (e_{K+1} - h) G + std · Wε, three small kernels a step. At the end z is put together again.
+    f <- f - step/2 · (e_{K+1} - h) G + std · Wε: three small operations a step, or one kernel for all of them. At the
+    end z is put together again.
     """
     steps, half = motion.steps, 0.5 * motion.step if motion.energy == "paper" else -0.5 * motion.step
     f = nn.functional.linear(z0, weight, bias)
@@ -93,19 +94,24 @@ def logit_chain(
         for each in eps if not eps.is_cuda else [eps]:  # on the CPU step by step, the numbers of the reference
             each.normal_(generator=generator)
         pushes = torch.addmm(-half * gram[-1], eps.flatten(0, 1), weight.t(), alpha=motion.std).view(steps, *f.shape)
-    h = torch.empty(steps, *f.shape, dtype=f.dtype, device=f.device)
     before = ENERGIES[motion.energy](f)
-    for number in range(steps):
-        torch.softmax(f, 1, out=h[number])
-        f.add_(pushes[number]).addmm_(h[number], gram, alpha=half)
-    h[..., -1] -= 1  # the pull of every step, in units of half · W
-    z = torch.addmm(z0, h.sum(0), weight, alpha=half)
+    if kernels.fits_logits(f) and not bounded:
+        pull = kernels.logit_steps(f, gram, pushes, half)
+    else:
+        h = torch.empty(steps, *f.shape, dtype=f.dtype, device=f.device)
+        for number in range(steps):
+            torch.softmax(f, 1, out=h[number])
+            f.add_(pushes[number]).addmm_(h[number], gram, alpha=half)
+        pull = h.sum(0)
+    pull[:, -1] -= steps  # of e_{K+1} in every step; all in units of half · W
+    z = torch.addmm(z0, pull, weight, alpha=half)
     if eps is not None:
         z.add_(eps.sum(0), alpha=motion.std)
     capped = torch.zeros(len(z0), dtype=torch.bool, device=z0.device)
     chain = Chain(z, capped, torch.stack([before, ENERGIES[motion.energy](f)]))
     reach = torch.zeros(len(z0))
     if bounded and steps:
+        h[..., -1] -= 1
         pulls = h.cumsum(0)
         reach = abs(half) * ((pulls @ gram) * pulls).sum(2).clamp_min(0).sqrt().amax(0)
         if eps is not None:  # at most the sum of the noise's lengths
