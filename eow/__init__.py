@@ -10,13 +10,17 @@ __version__ = "0.1.0"
 
 # name -> module that defines it
 _NAMES = {
+    "EOWClassifier": "eow.estimator",
     "EowError": "eow.errors",
+    "OpenWorldLoss": "eow.objective",
     "SplitModel": "eow.models",
     "fit": "eow.fitting",
     "load_run": "eow.runs",
+    "predict": "eow.predicting",
     "resolve": "eow.config",
     "sample": "eow.sampling",
     "train": "eow.runs",
+    "upgrade": "eow.models.surgery",
 }
 _MODULES = ("data", "evaluate", "methods", "metrics", "models", "predictions", "sampling", "theory")
 

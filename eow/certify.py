@@ -52,11 +52,12 @@ def certify(
     run = runs.load(folder)
     if not 0 < max_risk < 1 or not 0 < delta < 1:
         raise EowError(f"a risk of {max_risk} at δ = {delta} is no promise: give two numbers between 0 and 1")
-    part = unseen_part(run, load_sets(replace(run.config.data, root=root), run.config.seed))
+    part = unseen_part(run, load_sets(replace(run.config.data, root=root, outliers=()), run.config.seed))
     said = predict_set(run, "certify", part)
     if unknown_rate is not None:
         said = said.at_unknown_rate(unknown_rate)
-    found = certified_threshold(said.confidence, said.correct, max_risk, delta)
+    # In float32, as `predict` gives it: what it cannot tell apart must not be told apart here.
+    found = certified_threshold(said.confidence.astype("float32"), said.correct, max_risk, delta)
     path = run.folder / FILE
     if found is None:
         path.unlink(missing_ok=True)
@@ -91,10 +92,12 @@ def unseen_part(run: "Run", data: "RunData") -> "Dataset":
 
 def check_unseen(run: "Run", part: "Dataset", name: str) -> None:
     """The run's own record must agree: the very samples that were set aside, and none of the test's."""
-    sets = storage.read_json(run.folder / "summary.json", "sets")["sets"]
-    if part.split != "train" or part.hash in (sets["test"]["hash"], sets["train"]["hash"]):
+    from eow.runs import set_hashes
+
+    known = set_hashes(run.folder)
+    if part.split != "train" or part.hash in (known["test"], known["train"]):
         raise EowError(f"a threshold certified on the {part.split} data it is judged on would promise nothing")
-    if sets.get(name, {}).get("hash") != part.hash:
+    if known.get(name) != part.hash:
         raise EowError(f"the data is not what the run in {run.folder} was trained with: bring it back, or train again")
 
 
@@ -105,8 +108,10 @@ def stored(folder: str | Path, weights: str | None = None) -> Threshold | None:
         return None
     table: dict[str, Any] = storage.read_json(path, *Threshold._fields)
     promise = Threshold(**{key: table[key] for key in Threshold._fields})
-    numbers = (promise.threshold, promise.max_risk, promise.delta)
-    if not all(isinstance(number, int | float) for number in numbers):
+    shares = [promise.threshold, promise.max_risk, promise.delta, promise.coverage, promise.risk, promise.bound]
+    shares += [] if promise.unknown_rate is None else [promise.unknown_rate]
+    # A confidence may lie above 1 by rounding; NaN compares false.
+    if not all(type(share) in (int, float) and 0 <= share <= 1 + 1e-6 for share in shares):
         raise EowError(f"{path} does not hold a threshold: run `eow threshold` again")
     if weights is not None and promise.weights != weights:
         raise EowError(f"the threshold in {path} is of other weights than the run's: run `eow threshold` again")

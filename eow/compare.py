@@ -34,6 +34,8 @@ def compare(
     """
     sides = [sorted((read_run(folder, unknown_rate) for folder in side), key=seed_of) for side in (first, second)]
     check_alike(*sides)
+    if unknown_rate is not None and not any(known.open_world for side in sides for known in side):
+        raise EowError("none of these runs has an unknown logit: leave the unknown rate out")
     rows = []
     for figure, metric, arrays in FIGURES:
         one, other = (tuple(map(list, zip(*(arrays(known) for known in side)))) for side in sides)
@@ -55,6 +57,8 @@ VALUES: dict[str, Any] = {"accuracy": np.mean, "nll": np.mean, "ece": ece}
 
 def read_run(folder: str | Path, unknown_rate: float | None) -> Predictions:
     known, _ = read_all(folder)
+    if not isinstance(known.manifest.get("seed"), int) or not isinstance(known.manifest.get("data_hash"), str):
+        raise EowError(f"the predictions in {folder} do not say of which seed and data they are: make them again")
     return known.at_unknown_rate(unknown_rate) if unknown_rate is not None and known.open_world else known
 
 
@@ -63,7 +67,13 @@ def seed_of(said: Predictions) -> int:
 
 
 def check_alike(first: list[Predictions], second: list[Predictions]) -> None:
-    """The same samples in the same order everywhere, and the same seeds on both sides."""
+    """The same samples in the same order everywhere, the same seeds on both sides, one method and no seed twice on
+    each."""
+    for side in (first, second):
+        if len(methods := {each.manifest["method"] for each in side}) > 1:
+            raise EowError(f"the runs of one side are of {', '.join(sorted(methods))}: give those of one method")
+        if len({seed_of(each) for each in side}) < len(side):
+            raise EowError("a seed is there twice on one side, which would count as two: give one run a seed")
     if [seed_of(each) for each in first] != [seed_of(each) for each in second]:
         seeds = " and ".join(str([seed_of(each) for each in side]) for side in (first, second))
         raise EowError(f"runs are compared seed by seed, but the seeds are {seeds}: give the same ones on both sides")

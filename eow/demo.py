@@ -1,11 +1,9 @@
-"""The demo: digits with 8 and 9 never seen in training, vanilla beside EOW-Softmax, in one table; or all methods over
-several seeds."""
+"""The demo: digits with 8 and 9 never seen in training, vanilla beside EOW-Softmax, in one table and a report; or all
+methods over several seeds."""
 
 import shutil
-import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,7 @@ import torch
 
 from eow.config import RunConfig, resolve
 from eow.console import console, print_table
-from eow.errors import EowError
 from eow.evaluate import evaluate
-from eow.methods import METHODS
-from eow.methods.vanilla import VanillaOptions
 from eow.runs import train
 from eow.storage import write_json
 
@@ -55,34 +50,13 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False) -> dict[str, dic
     return figures
 
 
-def run_all(folder: Path, seeds: int = 3) -> dict[str, list[dict[str, Any]]]:
-    """Train every method with every seed into `folder`, print the table of means, and return the figures by method.
+def run_all(folder: Path, seeds: int = 3) -> dict[str, Any]:
+    """Every method with every seed: the bench of bench/demo.toml, which goes on where it was stopped."""
+    from importlib.resources import files
 
-    Runs that are already complete are not made again. Post-hoc methods share one vanilla run without the held-out part.
-    """
-    if seeds < 1:
-        raise EowError(f"{seeds} seeds are none: give at least 1")
-    figures: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
-    for seed in range(seeds):
-        for method, kind in METHODS.items():
-            config, beside = demo_config(method, seed), folder / f"seed{seed}"
-            with one_thread():
-                if kind.post_hoc and config.data.holdout:
-                    vanilla = replace(config, method=VanillaOptions())
-                    train(vanilla, beside / "vanilla-holdout", resume=True, progress=False)
-                summary = train(config, beside / method, resume=True, progress=False)
-            figures[method].append(row(beside / method, summary))
-            console.print(f"seed {seed}: {method}, {summary['train_seconds']:.1f} s of training")
-    write_json(folder / "table.json", figures)
-    shown = {key: pattern for key, pattern in PATTERNS.items() if key != "ece_at_rate"}
-    print_table(
-        f"digits, {seeds} seeds",
-        ["method", "accuracy", "ECE", "NLL", "AUROC", "unknown: known", "unseen", "seconds"],
-        [[m, *(spread([one[key] for one in runs], shown[key]) for key in shown)] for m, runs in figures.items()],
-        note=f"{NOTE} Mean ± standard deviation over the seeds.",
-    )
-    console.print(f"everything is in {folder}/")
-    return figures
+    from eow.bench import bench
+
+    return bench(Path(str(files("eow.bench") / "demo.toml")), folder, size="full", seeds=seeds)
 
 
 @contextmanager
@@ -110,13 +84,6 @@ def row(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def cells(figures: dict[str, Any]) -> list[str]:
-    return [spread([figures[key]], pattern) for key, pattern in PATTERNS.items()]
-
-
-def spread(values: list[float | None], pattern: str) -> str:
-    """ "98.4 ± 0.2"; one value stands alone, and what a method does not have is a dash."""
-    if all(value is None for value in values):
-        return "-"
-    numbers = [value or 0.0 for value in values]  # `shrink` may have an unknown with one seed and none with another
-    parts = [statistics.mean(numbers), *([statistics.stdev(numbers)] if len(numbers) > 1 else [])]
-    return " ± ".join(pattern.format(part).rstrip("%") for part in parts)
+    """What a method does not have is a dash."""
+    values = [(figures[key], pattern) for key, pattern in PATTERNS.items()]
+    return ["-" if value is None else pattern.format(value).rstrip("%") for value, pattern in values]

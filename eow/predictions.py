@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eow.errors import EowError
+from eow.metrics.checks import labels_of
 from eow.metrics.scores import FLOOR
 from eow.openworld import prior_shift, shifted_probabilities
 from eow.storage import make_folder, read_tensors, write_arrays
@@ -65,7 +66,8 @@ class Predictions:
 def losses(said: Predictions, renormalised: bool = False) -> np.ndarray:
     """-log of the true class's probability, one a sample, raw or with the K classes renormalised; floored as in
     metrics.nll."""
-    floored = np.maximum(said.probs[np.arange(len(said.labels)), said.labels].astype(np.float64), FLOOR)
+    true = labels_of(said.probs, said.labels)
+    floored = np.maximum(said.probs[np.arange(len(true)), true].astype(np.float64), FLOOR)
     total = said.probs.sum(1, dtype=np.float64) + said.probs.shape[1] * FLOOR if renormalised else 1.0
     return np.log(total) - np.log(floored)
 

@@ -45,23 +45,40 @@ def predict_corrupted(
         raise EowError(f"only images can be corrupted, and {test.name} has features")
     if official is not None and run.config.data.unknown_classes:
         raise EowError(
-            "the released CIFAR-C files hold all classes, but this run has left some out: leave them out too"
+            "the released CIFAR-C files hold all classes, but this run has left some out: corrupt its own test set"
         )
     source = f"made with seed {seed}" if official is None else "CIFAR-C as released"
     key = f"{content_key(run.weights_hash, test, run.transform)}, {source}"
     for name in names:
         path = run.folder / FOLDER / f"{name}.safetensors"
-        if not path.exists() or read(path)[1] != key:
+        images = file_of(official, name)
+        if not path.exists() or read(path)[1:] != (key, images):
             parts = [
-                say(run, *read_official(official, name, severity))
+                say(run, released(official, name, severity, test), test.labels)
                 if official is not None
                 else say(run, test.inputs, test.labels, lambda x, first: corrupt(x, name, severity, seed, first))  # noqa: B023
                 for severity in SEVERITIES
             ]
             arrays = {field: np.stack([part[field] for part in parts]) for field in FIELDS}
             storage.make_folder(path.parent)
-            storage.write_arrays(path, arrays, {"name": name, "key": key})
+            storage.write_arrays(path, arrays, {"name": name, "key": key, "images": images})
         yield name
+
+
+def released(official: str | Path, name: str, severity: int, test: "Dataset") -> np.ndarray:
+    """The released images, whose labels must be the test set's, in its order: CIFAR-10-C is not CIFAR-100's."""
+    images, labels = read_official(official, name, severity)
+    if images.shape[1:] != test.shape or not np.array_equal(labels, test.labels):
+        raise EowError(
+            f"the labels in {official} are not those of {test.name}: give the folder of the CIFAR-C that was made of it"
+        )
+    return images
+
+
+def file_of(official: str | Path | None, name: str) -> str:
+    """The content hash of a released file; "" for images that are made, or where it is missing: its reader says so."""
+    path = Path(official or "").expanduser() / f"{name}.npy"
+    return storage.file_hash(path) if official is not None and path.is_file() else ""
 
 
 def say(
@@ -84,16 +101,16 @@ def say(
     return {field: torch.cat(column).cpu().numpy() for field, column in zip(FIELDS, zip(*parts))}
 
 
-def read(path: Path) -> tuple[dict[str, np.ndarray], str]:
-    """The arrays of one corruption, and the key that says of what they are."""
+def read(path: Path) -> tuple[dict[str, np.ndarray], str, str]:
+    """The arrays of one corruption, the key that says of what they are, and the hash of a released file."""
     arrays, header = storage.read_tensors(path, "numpy")
     fits = {*arrays} == {*FIELDS} and len({array.shape for array in arrays.values()}) == 1
     kinds = fits and all(array.dtype.kind in FIELDS[name] for name, array in arrays.items())
     if not kinds or arrays["label"].shape[:1] != (len(SEVERITIES),) or not arrays["label"].size:
         raise EowError(f"{path} does not hold predictions on corrupted images: delete it and make it again")
-    if not isinstance(header.get("key"), str):
+    if not isinstance(header.get("key"), str) or not isinstance(header.get("images"), str):
         raise EowError(f"{path} does not say what it is of: delete it and make it again")
-    return arrays, header["key"]
+    return arrays, header["key"], header["images"]
 
 
 def corruption_figures(folder: str | Path) -> dict[str, Any]:
@@ -104,10 +121,11 @@ def corruption_figures(folder: str | Path) -> dict[str, Any]:
     found = {name: read(files[name]) for name in CORRUPTIONS if name in files}
     if not found:
         raise EowError(f"there are no predictions on corrupted images in {folder}: make them with --corruptions")
-    if len({key for _, key in found.values()}) > 1:
+    if len({key for _, key, _ in found.values()}) > 1:
         raise EowError(f"the corrupted predictions in {folder} are of different runs or data: make them again")
     rows = {
-        name: [figures_of(arrays, column) for column in range(len(SEVERITIES))] for name, (arrays, _) in found.items()
+        name: [figures_of(arrays, column) for column in range(len(SEVERITIES))]
+        for name, (arrays, _, _) in found.items()
     }
     matrix = {figure: [[cell[figure] for cell in row] for row in rows.values()] for figure in FIGURES}
     spread = {figure: [spread_of(column) for column in zip(*matrix[figure])] for figure in FIGURES}

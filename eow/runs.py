@@ -6,6 +6,7 @@
 checkpoint.safetensors holds the last good state; summary.json is written last and says that the run is complete.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device, process_group
 from eow.errors import EowError
 from eow.evaluate import CERTIFY, KNOWN, evaluate
+from eow.loggers import check_names
+from eow.loggers import loggers as open_loggers
 from eow.methods import Method, method_named
 from eow.models import SplitModel
 from eow.models import build as build_model
@@ -63,9 +66,13 @@ def make_method(config: RunConfig, classes: int, in_shape: tuple[int, ...]) -> M
         return kind.create(make_model, config.method, classes, in_shape, config.seed)
 
 
-def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progress: bool = True) -> dict[str, Any]:
-    """Train as `config` says into `folder` and return the summary. With `resume`, go on where its run stopped."""
-    folder = Path(folder)
+def train(
+    config: RunConfig, folder: str | Path, *, resume: bool = False, progress: bool = True, loggers: str = ""
+) -> dict[str, Any]:
+    """Train as `config` says into `folder` and return the summary. With `resume`, go on where its run stopped.
+    `loggers` names those of loggers.py that are to have the log as well, separated by commas."""
+    folder, wanted = Path(folder), [name for name in loggers.split(",") if name]
+    check_names(wanted)
     with process_group(config.train.device) as place:
         # Everything that can be wrong is found out before the folder is touched.
         data, training = prepare(config, place, progress)
@@ -88,7 +95,7 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
             if source is not None:
                 take_over(training.method, source, folder)
             else:
-                optimise(training, data, config, folder, place, progress and chief)
+                optimise(training, data, config, folder, place, progress and chief, wanted)
             return complete_run(training.method, data, config, folder, place) if chief else {}
 
 
@@ -135,7 +142,15 @@ def take_over(method: Method, source: Path, folder: Path) -> None:
     log.write(epoch=-1, event="taken over", source=source.name, seconds=cost)
 
 
-def optimise(training: Training, data: RunData, config: RunConfig, folder: Path, place: Place, progress: bool) -> None:
+def optimise(
+    training: Training,
+    data: RunData,
+    config: RunConfig,
+    folder: Path,
+    place: Place,
+    progress: bool,
+    others: Sequence[str] = (),
+) -> None:
     """All epochs, from the last checkpoint on, with log and checkpoints."""
     log, last = storage.Log(folder / "log.jsonl"), -1
     if (folder / "checkpoint.safetensors").exists():
@@ -147,16 +162,18 @@ def optimise(training: Training, data: RunData, config: RunConfig, folder: Path,
     if progress and steps < FEW_STEPS:
         console.print(f"only {steps} steps in all: a smaller train.batch or more train.epochs would teach more")
     try:
-        for line in training.epochs(last + 1):
-            if place.rank == 0:
-                log.write(**line)
-            if progress:
-                tell(line, config.method.name, total)
-            if "event" in line:
-                continue
-            last = line["epoch"]
-            if (last + 1) % config.train.checkpoint_every == 0 or last + 1 == total:
-                checkpoints.save(training, folder, place, last, data.train.hash)
+        with open_loggers(others if place.rank == 0 else (), folder) as pass_on:
+            for line in training.epochs(last + 1):
+                if place.rank == 0:
+                    log.write(**line)
+                    pass_on(line)
+                if progress:
+                    tell(line, config.method.name, total)
+                if "event" in line:
+                    continue
+                last = line["epoch"]
+                if (last + 1) % config.train.checkpoint_every == 0 or last + 1 == total:
+                    checkpoints.save(training, folder, place, last, data.train.hash)
     except Diverged as diverged:
         kept = "no epoch was completed"
         if last >= 0:  # the loop has gone back to the last good state: keep it
@@ -226,11 +243,19 @@ def describe(part: Dataset) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def set_hashes(folder: Path) -> dict[str, str]:
+    """The content hashes of the sets that a finished run has used, by their part in it."""
+    sets = storage.read_json(folder / "summary.json", "sets")["sets"]
+    try:
+        return {name: sets[name]["hash"] for name in {**sets, "train": None, KNOWN: None}}
+    except (KeyError, TypeError):
+        raise EowError(f"the summary in {folder} does not say what data was used: train the run again") from None
+
+
 def own_test_set(run: Run, root: str = "") -> Dataset:
     """The run's own test data, read again, and checked to be what it was."""
     test = load_sets(replace(run.config.data, root=root, outliers=()), run.config.seed).test
-    known = storage.read_json(run.folder / "summary.json", "sets")["sets"]
-    if known[KNOWN]["hash"] != test.hash:
+    if set_hashes(run.folder)[KNOWN] != test.hash:
         raise EowError(f"the test data is not what the run in {run.folder} was tested on: bring it back")
     return test
 

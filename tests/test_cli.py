@@ -275,6 +275,137 @@ def test_methods_are_listed_with_what_they_need_and_cost(call) -> None:
     assert "5 passes" in rows["ensemble"][2]
 
 
+def test_evaluate_with_intervals_prints_them(run: Path, call) -> None:
+    code, out, _ = call("evaluate", run, "--intervals")
+    assert code == 0
+    figures = json.loads(call("evaluate", run, "--intervals", "--json")[1])
+    low, high = figures["intervals"]["test"]["accuracy"]
+    assert low < figures["test"]["accuracy"] < high
+    assert f"{100 * figures['test']['accuracy']:.2f}  [{100 * low:.2f}, {100 * high:.2f}]" in out
+    assert f"(null {100 * figures['test']['null_ece']:.2f})" in out
+    assert "unseen" in out
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has kept something for a threshold."""
+    folder = tmp_path_factory.mktemp("certified") / "run"
+    wishes = ["--set", "model.hidden=32", "--set", "data.certify=0.3", "--set", "train.batch=64"]
+    assert call_plain("train", "--epochs", "6", *wishes, "--quiet", "--out", str(folder))[0] == 0
+    return folder
+
+
+def test_a_threshold_is_certified_and_predict_abstains(certified: Path, call, tmp_path: Path) -> None:
+    code, out, _ = call("threshold", certified, "--max-risk", "0.1", "--delta", "0.1", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found == json.loads((certified / "threshold.json").read_text())
+    assert (found["max_risk"], found["delta"]) == (0.1, 0.1)
+    code, out, _ = call("threshold", certified, "--max-risk", "0.1", "--delta", "0.1")
+    assert code == 0
+    assert f"answer at a confidence of {found['threshold']:.6g} or more: at most 10.00%" in out
+    assert "with probability 0.9" in out
+    np.save(tmp_path / "noise.npy", np.random.default_rng(0).integers(0, 256, (200, 1, 8, 8), dtype=np.uint8))
+    rows = json.loads(call("predict", certified, tmp_path / "noise.npy", "--json")[1])
+    abstained = [row for row in rows if row["confidence"] < found["threshold"]]
+    assert abstained
+    assert all(row["label"] == -1 and row["class"] is None for row in abstained)
+    assert all(row["label"] >= 0 for row in rows if row["confidence"] >= found["threshold"])
+    shown = call("predict", certified, tmp_path / "noise.npy")[1]
+    assert sum(line.split("│")[2].strip() == "unknown" for line in shown.splitlines() if "noise.npy" in line) == len(
+        abstained
+    )
+    rows = json.loads(call("predict", certified, tmp_path / "noise.npy", "--threshold", "0", "--json")[1])
+    assert all(row["label"] >= 0 for row in rows)
+    refused(call("predict", certified, tmp_path / "noise.npy", "--threshold", "1.5"), "no confidence")
+    refused(call("predict", certified, tmp_path / "noise.npy", "--unknown-rate", "0.1"), "eow threshold --unknown-rate")
+
+
+def test_no_threshold_is_an_answer_too(certified: Path, call) -> None:
+    call("threshold", certified, "--max-risk", "0.2")
+    code, out, err = call("threshold", certified, "--max-risk", "0.0001")
+    assert (code, err) == (0, "")
+    assert "no threshold qualifies" in out
+    assert "always answers" in out
+    assert not (certified / "threshold.json").exists()
+    assert call("threshold", certified, "--max-risk", "0.0001", "--json")[:2] == (0, "null\n")
+
+
+def test_thresholds_that_would_promise_nothing_are_refused(run: Path, certified: Path, call, tmp_path: Path) -> None:
+    refused(call("threshold", run, "--max-risk", "0.1"), "has seen all its training data", "data.certify=0.1")
+    refused(call("threshold", certified, "--max-risk", "1.5"), "is no promise")
+    refused(call("threshold", certified, "--max-risk", "0.1", "--delta", "0"), "is no promise")
+    refused(call("threshold", tmp_path / "none", "--max-risk", "0.1"), "no run folder")
+
+
+def test_compare_prints_differences_and_p_values(run: Path, call, tmp_path: Path) -> None:
+    other = tmp_path / "vanilla"
+    call("train", "--method", "vanilla", "--unknown-classes", "8,9", "--out", other, *TINY)
+    code, out, _ = call("compare", run, "--against", other)
+    assert code == 0
+    assert "one seed" in out
+    rows = json.loads(call("compare", run, "--against", other, "--json")[1])
+    assert [row["figure"] for row in rows] == ["accuracy", "ece", "nll", "nll_renormalised"]
+    figures = [json.loads(call("evaluate", each, "--json")[1])["test"] for each in (run, other)]
+    for row in rows:
+        assert row["difference"] == pytest.approx(figures[0][row["figure"]] - figures[1][row["figure"]], abs=1e-9)
+        assert f"{row['p_value']:.3g}" in out
+    refused(call("compare", run, "--against", other, "--against", other), "a seed is there twice")
+    refused(call("compare", run, "--against", tmp_path / "none"), "no predictions")
+    refused(call("compare", other, "--against", other, "--unknown-rate", "0.1"), "unknown logit")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images large enough to corrupt: two classes, dark and bright."""
+    path = tmp_path_factory.mktemp("pictures") / "set.npz"
+    labels = np.arange(60) % 2
+    images = np.random.default_rng(0).integers(0, 100, (60, 28, 28)) + 120 * labels[:, None, None]
+    np.savez(path, x=images.astype(np.uint8), y=labels)
+    return path
+
+
+def test_evaluate_with_corruptions_writes_the_matrix_and_a_picture(pictures: Path, call, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert call("train", "--data", f"npz:{pictures}", "--out", folder, *TINY)[0] == 0
+    code, out, _ = call("evaluate", folder, "--corruptions", "--json", "--seed", "2")
+    figures = json.loads(out)["corruptions"]
+    assert code == 0
+    assert figures == json.loads((folder / "corruptions.json").read_text())
+    assert len(figures["corruptions"]) == len(figures["accuracy"]) == 19
+    assert figures["source"] == "made with seed 2"
+    assert Image.open(folder / "corruptions.png").size[0] > 600
+    code, out, _ = call("evaluate", folder, "--corruptions", "--seed", "2")
+    assert code == 0
+    mean, std = (100 * figures["severity"]["accuracy"][4][key] for key in ("mean", "std"))
+    assert f"{mean:.1f} ± {std:.1f}" in out
+    refused(call("evaluate", folder, "--official", tmp_path), "goes with --corruptions")
+    refused(call("evaluate", folder, "--corruptions", "--unknown-rate", "0.1"), "leave --unknown-rate or --corruptions")
+    refused(call("evaluate", folder, "--corruptions", "--official", tmp_path), "no file", "zenodo")
+
+
+def test_images_too_small_to_corrupt_are_said(run: Path, call) -> None:
+    refused(call("evaluate", run, "--corruptions"), "8x8 are too small to corrupt")
+    assert not (run / "corruptions.json").exists()
+    assert not (run / "corrupted").exists()
+
+
+def test_a_contact_sheet_of_corruptions_is_drawn(pictures: Path, call, tmp_path: Path) -> None:
+    code, out, _ = call("data", "corruptions", "--data", f"npz:{pictures}", "--index", "3", "--out", tmp_path / "s.png")
+    assert code == 0
+    assert str(tmp_path / "s.png") in "".join(out.split())
+    with Image.open(tmp_path / "s.png") as sheet:
+        assert sheet.format == "PNG"
+        assert sheet.size[0] >= 6 * 28 * 3
+        assert sheet.size[1] >= 19 * 28 * 3
+    sheets = ["data", "corruptions", "--out", tmp_path / "t.png", "--data"]
+    refused(call(*sheets, f"npz:{pictures}", "--index", "12"), "has 12 test images")
+    refused(call(*sheets, "digits"), "too small")
+    refused(call(*sheets, "cifar10", "--root", tmp_path), "eow data fetch cifar10")
+    refused(call("data", "corruptions", "--data", f"npz:{pictures}", "--out", tmp_path / "s.jpg"), ".png")
+    assert [path.name for path in tmp_path.iterdir()] == ["s.png"]
+
+
 def test_data_list_and_verify(call, tmp_path: Path) -> None:
     code, out, _ = call("data", "list", "--root", tmp_path)
     assert code == 0
@@ -290,6 +421,8 @@ def test_every_command_has_help_with_an_example() -> None:
     for path in (
         ["train"],
         ["evaluate"],
+        ["compare"],
+        ["threshold"],
         ["predict"],
         ["demo"],
         ["theory"],
@@ -297,6 +430,7 @@ def test_every_command_has_help_with_an_example() -> None:
         ["data", "list"],
         ["data", "fetch"],
         ["data", "verify"],
+        ["data", "corruptions"],
     ):
         shown = CliRunner().invoke(cli.app, [*path, "--help"])
         assert shown.exit_code == 0

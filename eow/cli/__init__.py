@@ -1,9 +1,9 @@
 """The command line, nothing else: every command calls one function of the package and prints what it returns.
 
-    training.py    train, methods, demo, theory
-    measuring.py   evaluate, compare, threshold
-    using.py       predict, export
-    data.py        data list, fetch, verify, corruptions
+training.py    train, methods, demo, theory
+measuring.py   evaluate, compare, threshold, bench, report
+using.py       predict, export
+data.py        data list, fetch, verify, corruptions
 """
 
 import io
@@ -13,11 +13,11 @@ from typing import Annotated
 
 import typer
 
-from eow.cli import data, measuring, training, using
+from eow.cli import benching, data, measuring, training, using
 from eow.cli.options import app
 from eow.errors import EowError
 
-__all__ = ["app", "data", "main", "measuring", "training", "using"]
+__all__ = ["app", "benching", "data", "main", "measuring", "training", "using"]
 
 app.add_typer(data.data_app, name="data", help="Data sets: what there is, fetch it, check it, corrupt it.")
 

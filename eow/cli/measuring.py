@@ -181,7 +181,10 @@ def threshold(
     if as_json:
         typer.echo(json.dumps(found and found._asdict(), indent=2))
     elif found is None:
-        typer.echo(f"no threshold qualifies: none keeps the risk under {max_risk} with probability {1 - delta:g}")
+        typer.echo(
+            f"no threshold qualifies: none keeps the risk under {max_risk:g} with probability {1 - delta:g}\n"
+            f"the run has none now, and `eow predict {run}` always answers"
+        )
     else:
         typer.echo(
             f"answer at a confidence of {found.threshold:.6g} or more: at most {max_risk:.2%} of the answers on known "

@@ -35,6 +35,7 @@ def train(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")] = None,
     graph: Annotated[str | None, typer.Option(help="The step as one CUDA graph: auto, on or off.")] = None,
     devices: Annotated[int, typer.Option(min=1, help="Processes to spread the training over, one a GPU.")] = 1,
+    log: Annotated[str, typer.Option(help="Write the log as csv, tensorboard or csv,tensorboard as well.")] = "",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out; start it where there is none.")
     ] = False,
@@ -64,7 +65,7 @@ def train(
     from eow.runs import train as train_run
 
     try:
-        summary = train_run(wishes, out, resume=resume, progress=not quiet)
+        summary = train_run(wishes, out, resume=resume, progress=not quiet, loggers=log)
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; go on with the same command and --resume (last checkpoint in {out})", err=True)
         raise typer.Exit(130) from None
@@ -84,14 +85,28 @@ def given(table: dict[str, Any]) -> dict[str, Any]:
 
 @app.command(epilog="Example:  eow demo --all --seeds 3 --out runs/demo-all")
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the runs go; without --all, an old demo there is replaced.")] = Path(
-        "runs/demo"
-    ),
-    seed: Annotated[int, typer.Option(help="The seed of a demo of two methods.")] = 0,
+    out: Annotated[
+        Path, typer.Option(help="Where everything goes; without --all, an old demo there is replaced.")
+    ] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="The seed of a demo of two methods.")] = 0,
     every: Annotated[bool, typer.Option("--all", help="Every method; goes on where it was stopped.")] = False,
-    seeds: Annotated[int, typer.Option(help="With --all: how many seeds, from 0 on.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="With --all: how many seeds, from 0 on.")] = 3,
+    web: Annotated[bool, typer.Option("--web", help="A page to draw on, in your browser.")] = False,
+    build: Annotated[Path | None, typer.Option(help="Write that page into this folder and end.")] = None,
+    data: Annotated[str, typer.Option(help="With --web or --build: digits, or mnist where it is at hand.")] = "digits",
+    port: Annotated[int | None, typer.Option(help="With --web: where to serve it; else the next free one.")] = None,
+    root: Root = "",
 ) -> None:
-    """Train vanilla and EOW-Softmax, or all methods, on digits 0-7 and meet 8 and 9 for the first time."""
+    """Train vanilla and EOW-Softmax, or all methods, on digits 0-7 and meet 8 and 9 for the first time; or draw
+    something for both to look at."""
+    if web or build is not None:
+        from eow import play
+
+        page = play.build(build or out / "page", out / "web", data, seed, root)
+        typer.echo(f"the page is {page}")
+        if web:
+            play.serve(page.parent, port)
+        return
     from eow.demo import run_all, run_demo
 
     if every:

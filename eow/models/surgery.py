@@ -8,44 +8,20 @@ and whatever the logits' scale or offset, so no prediction moves. Training can s
 """
 
 import copy as copying
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 
 from eow.errors import EowError
+from eow.models.cutting import PENULTIMATE, Recorder, Seen, one_name_each, possible_cuts, split
+from eow.models.probing import SMALL, described, evaluated, probe
 from eow.models.split import SplitModel, frozen_statistics
-from eow.models.tracing import PAIR, PENULTIMATE, Recorder, Seen, Traced, possible_cuts, split, trace
+from eow.models.tracing import PAIR, trace
+from eow.models.widening import WidenedLinear, checked_head, find_head
 
-BELOW = 16.0  # how far below the mean of the K logits the unknown starts
-SIDES = (32, 64, 224, 28, 8, 16, 96, 128, 256, 299, 384)  # of images, tried in this order
-LENGTHS = (128, 1024, 16000)  # of signals
-SMALL, LARGE = 2, 3  # two batch sizes: what differs between them depends on the batch
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-SOFTMAXES = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "Softmax", "LogSoftmax", "Sigmoid",
-             "LogSigmoid", "Softmin", "Softmax2d")  # fmt: skip
-
-
-class WidenedLinear(nn.Linear):
-    """A linear layer with one output more. The K old ones are a product of their own: a product of K+1 columns adds up
-    in another order and may differ in the last bit."""
-
-    def __init__(self, old: nn.Linear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = old.in_features, old.out_features + 1
-        weight = old.weight.detach()
-        bias = weight.new_zeros(len(weight)) if old.bias is None else old.bias.detach()
-        # Means in double precision: what is to lie 16 below the others must not be rounded there.
-        self.weight = nn.Parameter(torch.cat([weight, weight.double().mean(0, keepdim=True).to(weight.dtype)]))
-        self.bias = nn.Parameter(torch.cat([bias, (bias.double().mean(0, keepdim=True) - BELOW).to(bias.dtype)]))
-        self.training = old.training
-
-    def forward(self, input: Tensor) -> Tensor:
-        known = F.linear(input, self.weight[:-1], self.bias[:-1])
-        return torch.cat([known, F.linear(input, self.weight[-1:], self.bias[-1:])], -1)
 
 
 class UpgradedModel(SplitModel):
@@ -107,7 +83,8 @@ def upgrade(
     where the chains are to run: a module by its path ("layer3", "features"), "input", or by default "penultimate", the
     input of the last linear layer; the result's `cuts` lists all. `classes` is checked against that layer. `example` is
     a batch of inputs; without one the shape is guessed from the first layer. With `copy=False` the weights of all
-    layers but the last are shared with the model given, so that training trains both.
+    layers but the last are shared with the model given, so that training trains both (and the tail of a pair is used
+    itself: its last layer becomes the wider one).
     """
     whole = given(model)
     if copy:
@@ -206,145 +183,12 @@ def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, examp
     return result
 
 
-def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) -> nn.Linear:
-    if type(head).forward is not nn.Linear.forward:
-        raise EowError(
-            f"{path} is a {type(head).__name__} with a forward of its own: end the model in a plain nn.Linear"
-        )
-    if head.out_features < 2:
-        raise EowError(f"{path} has one output, a yes or no: give the model one output for each class, at least 2")
-    if classes is not None and classes != head.out_features:
-        raise EowError(
-            f"classes is {classes}, but the model's last linear layer, {path}, has {head.out_features} outputs: "
-            "leave classes out, or pass the model trained on them"
-        )
-    own = {id(parameter) for parameter in head.parameters()}
-    for name, module in model.named_modules():
-        if module is not head and any(id(each) in own for each in module.parameters(recurse=False)):
-            raise EowError(
-                f"{path} shares its weight with {name}, which widening would undo: give it a weight of its own first "
-                f"({path}.weight = nn.Parameter({path}.weight.detach().clone()))"
-            )
-    return head
-
-
-def find_head(traced: Traced, model: str) -> fx.Node:
-    """The linear layer that makes the logits, or an error that says what stands in its place."""
-    node = list(traced.graph.nodes)[-1].args[0]
-    if not isinstance(node, fx.Node):
-        raise EowError(f"the model returns a {type(node).__name__}: make its forward return the logits alone, {PAIR}")
-    module = traced.parts.get(str(node.target)) if node.op == "call_module" else None
-    while isinstance(module, nn.Identity | nn.Dropout) or (node.op == "call_method" and node.target == "contiguous"):
-        node = node.args[0]  # type: ignore[assignment]
-        assert isinstance(node, fx.Node)
-        module = traced.parts.get(str(node.target)) if node.op == "call_module" else None
-    if isinstance(module, nn.Linear):
-        return node
-    last = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
-    where = f"{node.target} ({last})" if module is not None else last
-    if last in SOFTMAXES:
-        remedy = f"model.set_submodule({node.target!r}, torch.nn.Identity())" if module is not None else "remove it"
-        raise EowError(
-            f"{model} ends in {where}, so it gives no logits: {remedy}, and train with cross-entropy, which has the "
-            "softmax in it"
-        )
-    if module is not None and any(isinstance(child, nn.Linear) for child in module.modules()):
-        raise EowError(
-            f"the model's last linear layer lies in {where}, which torch.fx cannot trace: simplify it, {PAIR}"
-        )
-    if not any(isinstance(part, nn.Linear) for part in traced.parts.values()):
-        convolution = any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in traced.parts.values())
-        instead = ": replace its convolution head by a pool, nn.Flatten and an nn.Linear" if convolution else (
-            ": end it in an nn.Linear with one output for each class")  # fmt: skip
-        raise EowError(f"{model} has no nn.Linear that makes its logits, it ends in {where}{instead}")
-    raise EowError(
-        f"{model} does not end in its last linear layer but in {where}: return that layer's logits as they are, {PAIR}"
-    )
-
-
 def no_cut(wanted: str, cuts: dict[str, fx.Node], is_module: bool) -> str:
     names = one_name_each(cuts)
     if len(names) > 40:
         names = [name for name in names if name.count(".") < 2]
     why = f"{wanted!r} is no place where one tensor carries everything" if is_module else f"there is no cut {wanted!r}"
     return f"{why}: choose one of {', '.join(names)}"
-
-
-def one_name_each(cuts: dict[str, fx.Node]) -> list[str]:
-    """Every place under the shortest of its names, and `penultimate`."""
-    first = {node: name for name, node in reversed(cuts.items())}
-    return [name for name, node in cuts.items() if first[node] == name or name == PENULTIMATE]
-
-
-def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Tensor:
-    """A random batch that the model can take, of the example's shape or of one guessed from the first layer."""
-    tensors = [*model.parameters(), *model.buffers()]
-    device = tensors[0].device if tensors else torch.device("cpu")
-    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
-    generator = torch.Generator().manual_seed(0)
-    if example is not None:
-        x = torch.as_tensor(example) if isinstance(example, Tensor | np.ndarray) else None
-        if x is None or x.dim() < 2 or not len(x):
-            raise EowError(
-                f"the example is {described(example)}: pass a batch of inputs, a tensor whose rows are samples"
-            )
-        if x.is_floating_point():
-            x = torch.randn(LARGE, *x.shape[1:], generator=generator)
-            return rows_out(model, x.to(device, dtype))
-        return rows_out(model, x[torch.arange(LARGE) % len(x)].to(device))
-    failure = "it has no layer that tells"
-    for shape in shapes_for(layers):
-        try:
-            return rows_out(model, torch.randn(LARGE, *shape, generator=generator).to(device, dtype))
-        except EowError as error:
-            failure = str(error)
-    raise EowError(f"the shape of the model's inputs cannot be guessed ({failure}): pass example=, a batch of inputs")
-
-
-def shapes_for(layers: Iterable[nn.Module]) -> Iterator[tuple[int, ...]]:
-    """Shapes of an input that the first layer with weights could take."""
-    for layer in layers:
-        if isinstance(layer, nn.Conv2d):
-            yield from ((layer.in_channels, side, side) for side in SIDES)
-        elif isinstance(layer, nn.Conv1d):
-            yield from ((layer.in_channels, length) for length in LENGTHS)
-        elif isinstance(layer, nn.Linear):
-            yield (layer.in_features,)
-        elif isinstance(layer, nn.BatchNorm1d):
-            yield (layer.num_features,)
-        elif isinstance(layer, nn.BatchNorm2d):
-            yield from ((layer.num_features, side, side) for side in SIDES)
-        elif isinstance(layer, nn.LayerNorm):
-            yield tuple(layer.normalized_shape)
-        elif not list(layer.parameters(recurse=False)):
-            continue
-        return
-
-
-def rows_out(model: nn.Module, x: Tensor) -> Tensor:
-    """`x`, if the model gives a row of logits for each of its rows."""
-    try:
-        logits = evaluated(model, x)
-    except Exception as error:  # whatever somebody else's forward raises
-        raise EowError(
-            f"the model cannot take a batch of shape {tuple(x.shape)} ({str(error).splitlines()[0]}): pass example=, a "
-            "batch of inputs as it wants them"
-        ) from error
-    if not isinstance(logits, Tensor):
-        raise EowError(f"the model returns {described(logits)}: make its forward return the logits alone, {PAIR}")
-    if logits.dim() != 2 or len(logits) != len(x):
-        raise EowError(
-            f"the model gives {described(logits)} for a batch of shape {tuple(x.shape)}: it must give one row of logits "
-            "for each input"
-        )
-    return x
-
-
-def evaluated(module: nn.Module, x: Tensor) -> Any:
-    """The module's output in evaluation mode, the same random numbers each time; nothing of it changes."""
-    with frozen_statistics(module), torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
-        torch.manual_seed(0)
-        return module(x.clone())
 
 
 def look(module: fx.GraphModule, x: Tensor) -> Seen:
@@ -375,9 +219,3 @@ def restore_modes(result: UpgradedModel, whole: nn.Module) -> None:
         for path, module in part.named_modules():
             module.training = modes.get(path, whole.training)
     result.training = whole.training
-
-
-def described(value: Any) -> str:
-    if isinstance(value, Tensor | np.ndarray):
-        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"

@@ -6,6 +6,7 @@ from torch import nn
 
 from eow.models.layers import Layers
 from eow.models.resnet import Block
+from eow.models.widening import WidenedLinear
 from eow.models.wideresnet import PreactivationBlock
 from eow.sampling.frozen import Chained, Flat, Layer, MaxPool, MeanPool, Piece, Preactivation, Rescale, Residual
 
@@ -27,7 +28,7 @@ def frozen_pieces(module: nn.Module) -> list[Piece] | None:
     while queue:
         head = queue.pop(0)
         piece: Piece | None = None
-        if type(head) is nn.Linear or (type(head) is nn.Conv2d and plain(head)):
+        if type(head) in (nn.Linear, WidenedLinear) or (type(head) is nn.Conv2d and plain(head)):
             norm = queue.pop(0) if queue and known_norm(queue[0]) else None
             activation = queue.pop(0) if queue and known_activation(queue[0]) else None
             piece = Layer(head, norm, activation)  # type: ignore[arg-type]

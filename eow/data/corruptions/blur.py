@@ -43,7 +43,7 @@ def defocus_blur(images: Tensor, draws: Draws, radius: float, alias: float) -> T
 
 
 @lru_cache(maxsize=8)
-def disk_matrix(height: int, width: int, radius: float, alias: float) -> scipy.sparse.coo_array:
+def disk_matrix(height: int, width: int, radius: float, alias: float) -> scipy.sparse.csr_array:
     """The pixels within `radius` of the middle, their edge softened by a 3x3 Gaussian of deviation `alias`; the image
     is mirrored at its edge pixels."""
     offsets = np.arange(-3, 4)
@@ -94,7 +94,7 @@ def zoom_blur(images: Tensor, draws: Draws, largest: float) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def zoomed_matrix(height: int, width: int, largest: float) -> scipy.sparse.coo_array:
+def zoomed_matrix(height: int, width: int, largest: float) -> scipy.sparse.csr_array:
     """The mean of the image and of its enlargements by 1, 1.01, 1.02 ... `largest`.
 
     The factors are those of numpy's arange, as in CIFAR-C: whether the last one is among them is up to rounding.
@@ -107,9 +107,9 @@ def zoomed_matrix(height: int, width: int, largest: float) -> scipy.sparse.coo_a
     return _summed(total / (len(factors) + 1))
 
 
-def _summed(matrix: scipy.sparse.sparray) -> scipy.sparse.coo_array:
+def _summed(matrix: scipy.sparse.sparray) -> scipy.sparse.csr_array:
     """One entry a position, and none that is zero."""
     csr = matrix.tocsr()
     csr.sum_duplicates()
     csr.eliminate_zeros()
-    return csr.tocoo()
+    return csr

@@ -36,9 +36,9 @@ def texture(side: int, unit: int, index: int) -> np.ndarray:
     ice = np.zeros((side, side))
     for scale, weight in ((1.3, 1.0), (0.7, 0.85), (0.35, 0.6)):
         ice = np.maximum(ice, weight * _ferns(random, side, scale * unit, sway))
-    film = 0.5 + 0.5 * _cloud(random, side, unit)
+    film = 0.5 + 0.5 * _cloud(random, side, unit / 2)
     grain = 0.5 + 0.5 * _cloud(random, side, 2)
-    thickness = _smoothed(0.3 * film + ice * (0.3 + 0.7 * film) + 0.15 * grain, 0.6)
+    thickness = _smoothed(0.2 * film + ice * (0.5 + 0.5 * film) + 0.15 * grain, 0.6)
     return 255 / (1 + np.exp(-14 * (thickness - np.quantile(thickness, 0.7))))
 
 

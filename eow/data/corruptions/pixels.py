@@ -13,6 +13,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 LUMA = (0.299, 0.587, 0.114)
 HAIR = 1e-6  # of a grey level: a sum that is a whole number on paper must not fall below it by rounding
@@ -85,15 +86,15 @@ def zoom_matrix(size: int, factor: float) -> np.ndarray:
     return matrix
 
 
-def filtered(x: Tensor, matrix: scipy.sparse.coo_array) -> Tensor:
-    """Each channel, its pixels in one row, times the sparse matrix."""
+def filtered(x: Tensor, matrix: scipy.sparse.csr_array) -> Tensor:
+    """Each channel, its pixels in one row, times the sparse matrix: a pixel is a weighted bag of pixels. (torch's own
+    sparse tensors warn, and what silences them is a switch for the whole process.)"""
     count, channels, height, width = x.shape
-    places = torch.from_numpy(np.stack((matrix.row, matrix.col))).long().to(x.device)
-    weights = torch.from_numpy(matrix.data).to(x.device)
+    sources, starts, weights = (
+        torch.from_numpy(part).to(x.device) for part in (matrix.indices, matrix.indptr[:-1], matrix.data)
+    )
     pixels = x.reshape(count * channels, height * width).T.contiguous()
-    with torch.sparse.check_sparse_tensor_invariants():  # torch warns where this is left open
-        sparse = torch.sparse_coo_tensor(places, weights, matrix.shape)
-        return (sparse @ pixels).T.reshape(x.shape)
+    return embedding_bag(sources, pixels, starts, mode="sum", per_sample_weights=weights).T.reshape(x.shape)
 
 
 def shifted_sum(x: Tensor, kernel: tuple[tuple[float, ...], ...]) -> Tensor:

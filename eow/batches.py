@@ -1,0 +1,198 @@
+"""Somebody's data as the training loop wants it: pairs of tensors on the device, checked before they are used."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from eow.errors import EowError
+
+NOT_FINITE = "the inputs hold NaN or infinite values: clean them first, for example x = torch.nan_to_num(x)"
+
+
+class LoaderBatches:
+    """Somebody's loader of (input, label) pairs. With `unknown`, as many outliers follow the inputs of every batch: the
+    rows of x beyond len(y)."""
+
+    def __init__(
+        self,
+        loader: Any,
+        classes: int,
+        device: torch.device,
+        unknown: Any = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        integers: bool = False,
+    ) -> None:
+        self.length = length(loader, "loader", "(x, y) batches")
+        if unknown is not None:
+            length(unknown, "loader of unknowns", "batches")
+        self.loader, self.classes, self.device, self.unknown = loader, classes, device, unknown
+        self.dtype, self.integers = dtype, integers
+
+    def __len__(self) -> int:
+        return self.length
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        outliers = self.outliers() if self.unknown is not None else None
+        for batch in self.loader:
+            x, y = self.checked(batch)
+            if outliers is not None:
+                x = torch.cat([x, take(outliers, len(x), x)])
+            yield x, y
+
+    def checked(self, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = pair_of(batch)
+        x, y = self.inputs(x), labels_of(y)
+        if len(x) != len(y) or not len(x):
+            raise EowError(
+                f"the loader yields a batch of {len(x)} inputs and {len(y)} labels: make it as many, and at least 1"
+            )
+        check_range(y, self.classes)
+        return x, y.to(self.device)
+
+    def inputs(self, values: Any) -> Tensor:
+        x = inputs_of(values, self.dtype, self.integers)
+        check_finite(x)
+        return x.to(self.device)
+
+    def outliers(self) -> Iterator[Tensor]:
+        """Batches of outliers without end; labels, where there are any, are not looked at."""
+        while True:
+            for batch in self.unknown:
+                yield self.inputs(inputs_in(batch, "loader of unknowns"))
+
+
+def take(stream: Iterator[Tensor], count: int, like: Tensor) -> Tensor:
+    """`count` rows of a stream. What is left of its last batch is not used: outliers are plenty, and are drawn anew."""
+    rows = [next(stream)]
+    while sum(map(len, rows)) < count:
+        rows.append(next(stream))
+    outliers = torch.cat(rows)[:count]
+    if outliers.shape[1:] != like.shape[1:]:
+        raise EowError(
+            f"an unknown has the shape {tuple(outliers.shape[1:])}, an input {tuple(like.shape[1:])}: prepare both "
+            "in the same way"
+        )
+    return outliers
+
+
+def length(loader: Any, what: str, of_what: str) -> int:
+    try:
+        count = len(loader)
+    except TypeError:
+        count = 0
+    if not count:
+        raise EowError(
+            f"the {what} has no length or no batches: pass a torch DataLoader or a list of {of_what}"
+        ) from None
+    return count
+
+
+def pair_of(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, Mapping):
+        raise EowError(unpacked(batch, "loader"))
+    what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
+    raise EowError(f"the loader yields a {what}: make it yield pairs (inputs, labels) of tensors")
+
+
+def inputs_in(batch: Any, what: str) -> Any:
+    """The inputs of a batch that may have labels."""
+    if isinstance(batch, Mapping):
+        raise EowError(unpacked(batch, what))
+    return batch[0] if isinstance(batch, tuple | list) and batch and hasattr(batch[0], "shape") else batch
+
+
+def unpacked(batch: Mapping[Any, Any], what: str) -> str:
+    """The sentence for a batch that is a dict: how to make pairs of it."""
+    labels = next((key for key in batch if str(key).lower() in ("labels", "label", "y", "target", "targets")), "labels")
+    inputs = next((key for key in batch if key != labels), "inputs")
+    return (
+        f"the {what} yields a {type(batch).__name__} with the keys {', '.join(map(str, batch))}: make pairs of it, "
+        f"[(batch[{inputs!r}], batch[{labels!r}]) for batch in loader], or by a DataLoader's collate_fn"
+    )
+
+
+def as_tensor(values: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(values if isinstance(values, Tensor) else np.require(values, requirements=["C", "W"]))
+    except (TypeError, ValueError, RuntimeError) as error:
+        remedy = "pass an array or a tensor of numbers"
+        if what == "labels":
+            remedy = "number the classes from 0, for example by numpy.unique(labels, return_inverse=True)[1]"
+        raise EowError(f"the {what} cannot be made a tensor ({error}): {remedy}") from None
+
+
+def inputs_of(values: Any, dtype: torch.dtype = torch.float32, integers: bool = False) -> Tensor:
+    """Inputs in the precision of the network; whole numbers only where it takes them, as embeddings do."""
+    x = as_tensor(values, "inputs")
+    if integers and x.dim() and not x.is_floating_point() and not x.is_complex():
+        return x.long()
+    if not x.is_floating_point() or not x.dim():
+        raise EowError(
+            f"the inputs are {x.dtype} of shape {tuple(x.shape)}: pass floating-point numbers, sample by sample, "
+            "as the network wants them"
+        )
+    return x.to(dtype)
+
+
+def labels_of(values: Any) -> Tensor:
+    y = as_tensor(values, "labels")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.dim() != 1:
+        remedy = "y.argmax(1) for one-hot labels" if y.dim() == 2 and y.shape[1] > 1 else "y.long().flatten()"
+        raise EowError(
+            f"labels are {y.dtype} of shape {tuple(y.shape)}: pass one whole number a sample, for example {remedy}"
+        )
+    return y.long()
+
+
+def check_range(y: Tensor, classes: int) -> None:
+    if not y.is_cuda and len(y) and (y.min() < 0 or y.max() >= classes):  # a GPU would have to be waited for
+        raise EowError(
+            f"labels run from {int(y.min())} to {int(y.max())}, but the model has the classes 0 to {classes - 1}: "
+            "number them so"
+        )
+
+
+def check_finite(x: Tensor) -> None:
+    if not x.is_cuda and x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise EowError(NOT_FINITE)
+
+
+def is_batch(entry: Any) -> bool:
+    """Whether this is an (x, y) batch and not an array: a list of two batches looks like a pair of lists."""
+    return isinstance(entry, tuple | list) and len(entry) == 2 and all(hasattr(part, "shape") for part in entry)
+
+
+def is_arrays(data: Any) -> bool:
+    return isinstance(data, tuple | list) and len(data) == 2 and not all(map(is_batch, data))
+
+
+def array_loader(
+    inputs: Any, labels: Any, batch: int, dtype: torch.dtype = torch.float32, integers: bool = False
+) -> DataLoader[Any]:
+    x, y = inputs_of(inputs, dtype, integers), labels_of(labels)
+    if len(x) != len(y) or not len(x):
+        raise EowError(
+            f"there are {len(x)} inputs and {len(y)} labels: pass as many labels as inputs, and at least one"
+        )
+    check_finite(x)
+    return DataLoader(TensorDataset(x, y), batch_size=min(batch, len(x)), shuffle=True, drop_last=True)
+
+
+def outlier_loader(unknown: Any, batch: int, dtype: torch.dtype, integers: bool) -> Any:
+    """Outliers as a loader: an array of them, a pair (X, anything) of arrays, or a loader as it is."""
+    if is_arrays(unknown) and not all(getattr(each, "ndim", 0) > 1 for each in unknown):
+        unknown = unknown[0]
+    if not isinstance(unknown, Tensor | np.ndarray):
+        return unknown
+    x = inputs_of(unknown, dtype, integers)
+    check_finite(x)
+    if not len(x):
+        raise EowError("there are no unknowns in what was passed as unknown: leave it out, or pass at least one")
+    return DataLoader(TensorDataset(x), batch_size=min(batch, len(x)), shuffle=True)

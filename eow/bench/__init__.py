@@ -1,0 +1,85 @@
+"""A grid of runs -> a table: `eow bench FILE`.
+
+    grid.py      the TOML file: which cells there are            engines.py   local processes, Ray
+    schedule.py  runs what is not there yet, in order            view.py      the grid while it runs
+    columns.py   what a table shows of a run                     table.py     means, marks, the paper beside ours
+    records.py   a table with all that it takes to trust it
+
+Killed at any moment and started again, it goes on where it was and ends in the same table: runs are found again by a
+hash of their settings, the half-done go on from their checkpoints.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eow.config import from_assignments
+from eow.errors import EowError
+
+ENGINES = ("local", "ray")
+
+
+def bench(
+    file: str | Path,
+    out: str | Path | None = None,
+    *,
+    size: str = "quick",
+    jobs: int = 0,
+    cpus: int = 0,
+    engine: str = "local",
+    address: str = "",
+    record: bool = False,
+    only: Sequence[str] = (),
+    seeds: int = 0,
+    settings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run the grid in `file` into `out` (runs/NAME-SIZE), print its table and return it.
+
+    `jobs` cells run at a time: by default one a GPU, or as many as there are cores, on `cpus` cores each (local:
+    cores / jobs; Ray: 1). `only` some of its methods; another number of `seeds`; `settings` over all others, as --set
+    takes them. `record` writes records/DATE_NAME-SIZE. A failed cell is in the table's "failed".
+    """
+    from eow import storage
+    from eow.bench import engines, schedule
+    from eow.bench.grid import read_grid
+    from eow.bench.records import write_record
+    from eow.bench.table import make_table, show_table, write_table
+    from eow.bench.view import watched
+    from eow.console import console
+
+    began = time.monotonic()
+    if engine not in ENGINES:
+        raise EowError(f"there is no engine {engine!r}: choose {' or '.join(ENGINES)}")
+    if address and engine != "ray":
+        raise EowError("an address is that of a Ray cluster: add --engine ray")
+    if min(jobs, cpus, seeds) < 0:
+        raise EowError("jobs, cpus and seeds must be at least 1, or left out")
+    grid = read_grid(file, size, only=tuple(only), seeds=seeds, settings=from_assignments(list(settings)))
+    out = Path(out) if out is not None else Path("runs") / f"{grid.name}-{grid.size}"
+    storage.make_folder(out)
+    with storage.locked(out):
+        for leftover in out.glob(".table.*"):  # of a kill while the table was written
+            leftover.unlink()
+        runs = out.absolute() / "runs"
+        storage.make_folder(runs)
+        progress = schedule.start(grid, runs)
+        if progress.waiting:
+            if engine == "ray":
+                opened = engines.on_ray(address, jobs, cpus or 1, runs)
+            else:
+                gpus = engines.gpu_count()
+                count = jobs or gpus or max(1, engines.cores() // (cpus or 1))
+                opened = engines.local(count, cpus or max(1, engines.cores() // count), gpus)
+            with opened as running, watched(progress, f"{grid.name}, {grid.size}") as tell:
+                schedule.run(grid, progress, running, tell)
+        table = make_table(grid, runs, progress.failed)
+        write_table(table, out)
+    show_table(table)
+    console.print(f"everything is in {out}/")
+    if record:
+        words = ["eow bench", f"benchmarks/{Path(file).name}", f"--size {size}", f"--seeds {seeds}" if seeds else ""]
+        words += [*(f"--only {each}" for each in only), *(f"--set {each}" for each in settings)]
+        folder = write_record(grid, table, runs, " ".join(filter(None, words)), time.monotonic() - began)
+        console.print(f"recorded in {folder}/")
+    return table

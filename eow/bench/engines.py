@@ -1,0 +1,249 @@
+"""Where cells run: processes of this machine, or a Ray cluster. Both take a task and give a future.
+
+A task never raises: it returns what became of the cell. So a future that does raise says that its process died, and
+the scheduler runs the cell again, from its last checkpoint.
+"""
+
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eow import storage
+from eow.config import Table, from_table
+from eow.errors import EowError
+
+LOCK_SECONDS = 20.0  # a worker whose parent was killed lets go of its folder within a second
+CHECKPOINTS = "checkpoint*"
+
+
+class Task(NamedTuple):
+    """All that another process needs to run a cell."""
+
+    config: Table
+    folder: Path
+    source: Path | None  # of the vanilla run whose weights it takes over
+    give: bool  # whether others will take over its own
+    corruptions: bool
+    threads: int
+
+
+class Outcome(NamedTuple):
+    """What became of a cell: an error in one line, where there was one, with its traceback."""
+
+    error: str = ""
+    trace: str = ""
+    files: dict[str, bytes] | None = None  # the run's, where the worker does not write to our disk
+
+
+class Engine(NamedTuple):
+    slots: Callable[[], int]  # how many cells can run at a time
+    submit: Callable[[Task], "Future[Outcome]"]
+
+
+def run_task(task: Task) -> Outcome:
+    """Train a cell, or go on with it, and say what happened."""
+    import torch
+
+    from eow.runs import train
+
+    torch.set_num_threads(task.threads)
+    try:
+        wait_for(task.folder)
+        train(from_table(task.config), task.folder, resume=True, progress=False)
+        if task.corruptions:
+            write_corruptions(task.folder, from_table(task.config).data.root)
+    except EowError as error:
+        return Outcome(" ".join(str(error).split()))
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        return Outcome(f"{type(error).__name__}: {text}" if text else type(error).__name__, traceback.format_exc())
+    return Outcome()
+
+
+def write_corruptions(folder: Path, root: str) -> None:
+    """corruptions.json: the run's figures on its test images under every corruption. What was predicted before a kill
+    is not predicted again."""
+    from eow import robustness, runs
+    from eow.distributed import pick_device
+
+    opened = runs.load(folder, str(pick_device("auto")))
+    for _ in robustness.predict_corrupted(opened, runs.own_test_set(opened, root)):
+        pass
+    storage.write_json(folder / "corruptions.json", robustness.corruption_figures(folder))
+
+
+def wait_for(folder: Path) -> None:
+    """Until nobody holds the folder: a worker whose parent was just killed may still be about to notice."""
+    ends = time.monotonic() + LOCK_SECONDS
+    while folder.is_dir():
+        try:
+            with storage.locked(folder):
+                return
+        except EowError:
+            if time.monotonic() > ends:
+                return  # the training itself says who holds it
+            time.sleep(0.1)
+
+
+# Local processes
+
+
+@contextmanager
+def local(jobs: int, threads: int, gpus: int) -> Iterator[Engine]:
+    """`jobs` worker processes, each a pool of its own, so that one that dies takes no other cell with it."""
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    pools: list[Any] = [None] * jobs
+    last: list[Any] = [None] * jobs  # the future that each slot had last
+
+    def open_pool(slot: int) -> Any:
+        environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = visible_gpu(slot % gpus)
+        return ProcessPoolExecutor(1, env=environment, initializer=begin_worker, initargs=(os.getpid(),))
+
+    def submit(task: Task) -> "Future[Outcome]":
+        slot = next(slot for slot in range(jobs) if last[slot] is None or last[slot].done())
+        if last[slot] is not None and last[slot].exception() is not None:
+            pools[slot].shutdown(wait=False, kill_workers=True)
+            pools[slot] = None
+        pools[slot] = pools[slot] or open_pool(slot)
+        last[slot] = pools[slot].submit(run_task, task._replace(threads=threads))
+        return last[slot]
+
+    try:
+        yield Engine(lambda: jobs, submit)
+    finally:
+        for pool in pools:
+            if pool is not None:
+                pool.shutdown(wait=True, kill_workers=True)
+
+
+def visible_gpu(index: int) -> str:
+    """The name of a GPU among those that this process may use."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",")[index] if named else str(index)
+
+
+def begin_worker(parent: int) -> None:
+    """Ctrl-C is the parent's to handle, and when the parent is gone, however it went, so is the worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count() if os.environ.get("EOW_DEVICE", "auto")[:4] in ("auto", "cuda") else 0
+
+
+# Ray
+
+
+@contextmanager
+def on_ray(address: str, jobs: int, cpus: int, shared: Path) -> Iterator[Engine]:
+    """The Ray cluster at `address`, or one of this machine alone: a cell gets one GPU where the cluster has any, else
+    `cpus` CPUs. Machines that do not see the folder `shared` get what they need with the task and send back files."""
+    try:
+        import ray
+    except ImportError:
+        raise EowError("--engine ray needs Ray: pip install ray, or use --engine local") from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
+    try:
+        if address:
+            check_address(address)
+            ray.init(address=address, **quiet)
+        else:
+            wanted = (jobs or max(1, cores() // cpus)) * cpus
+            ray.init("local", num_cpus=wanted, include_dashboard=False, object_store_memory=100_000_000, **quiet)
+    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise EowError(f"Ray at {address or 'this machine'} cannot be reached ({why}): is it running?") from None
+    mark = shared / f".shared-{uuid.uuid4().hex}"
+    mark.touch()
+    gpus = bool(ray.cluster_resources().get("GPU"))
+    per_cell: dict[str, Any] = {"num_cpus": cpus, **({"num_gpus": 1} if gpus else {})}
+    remote = ray.remote(**per_cell, max_retries=0)(run_remote)  # a worker that died is the scheduler's to replace
+
+    def slots() -> int:
+        found = ray.cluster_resources()  # asked again and again: a cluster may grow
+        free = found.get("GPU", 0) if gpus else found.get("CPU", 0) // cpus
+        return max(1, min(int(free), jobs or int(free)))
+
+    loans: dict[Path, Any] = {}  # vanilla runs for machines that do not see them, each sent once
+
+    def submit(task: Task) -> "Future[Outcome]":
+        if address and task.source is not None and task.source not in loans:
+            loans[task.source] = ray.put(read_files(task.source, weights=True))
+        loan = [loans[task.source]] if task.source in loans else []  # in a list, so that Ray does not fetch it unasked
+        future: Future[Outcome] = remote.remote(task._replace(threads=cpus), str(mark), loan).future()
+        return future
+
+    try:
+        yield Engine(slots, submit)
+    finally:
+        mark.unlink(missing_ok=True)
+        ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Raise an OSError or ValueError unless somebody listens at ray://HOST:PORT or HOST:PORT. Ray would try for
+    minutes. "auto" is a cluster that this machine belongs to."""
+    if address == "auto":
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        raise ValueError("an address is HOST:PORT, ray://HOST:PORT or auto")
+    socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def run_remote(task: Task, mark: str, loan: list[Any]) -> Outcome:
+    """`run_task` on a machine of the cluster. Where that machine does not see our disk, it works in a folder of its
+    own, which it keeps: a cell that is run again there goes on from its checkpoint."""
+    if Path(mark).exists():
+        return run_task(task)
+    own = Path(tempfile.gettempdir()) / f"eow-bench-{os.getuid()}" / task.folder.parent.name
+    if task.source is not None and not (own / task.source.name / "summary.json").exists():
+        import ray
+
+        write_files(own / task.source.name, ray.get(loan[0]))
+    outcome = run_task(task._replace(folder=own / task.folder.name))
+    if outcome.error:
+        return outcome
+    return outcome._replace(files=read_files(own / task.folder.name, weights=task.give))
+
+
+def read_files(folder: Path, *, weights: bool) -> dict[str, bytes]:
+    """A finished run's files by their path in its folder; its weights only where somebody takes them over."""
+    left_out = {*folder.glob(CHECKPOINTS), *([] if weights else folder.glob("weights*"))}
+    found = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in found if file not in left_out}
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """A run's files, the summary last: it says that the run is complete."""
+    for name in sorted(files, key=lambda name: name == "summary.json"):
+        path = folder / name
+        storage.make_folder(path.parent)
+        storage.atomic(path, lambda file, name=name: file.write(files[name]))  # type: ignore[misc]

@@ -1,0 +1,35 @@
+"""What tells one cell from another: a hash of its settings, and of a user's own files that it reads."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from eow.config import Table
+from eow.runfolder import ELSEWHERE
+
+
+def config_hash(table: Table) -> str:
+    """One hash of all settings that decide what comes out of a run, and of a user's own files that it reads."""
+    kept = {
+        section: {key: each for key, each in value.items() if (section, key) not in ELSEWHERE}
+        if isinstance(value, dict)
+        else value
+        for section, value in table.items()
+    }
+    own = {name: files_hash(name) for name in (table["data"]["name"], *table["data"]["outliers"]) if ":" in name}
+    return hashlib.sha256(json.dumps([kept, own] if own else kept, sort_keys=True).encode()).hexdigest()
+
+
+def files_hash(name: str) -> str:
+    """Of what lies at folder:PATH, npz:PATH or csv:PATH; other names have no file of the user's."""
+    kind, _, rest = name.partition(":")
+    if kind == "permuted":
+        return files_hash(rest)
+    if kind not in ("folder", "npz", "csv"):
+        return ""
+    path, digest = Path(rest).expanduser(), hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            digest.update(f"{file.relative_to(path)}\n".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

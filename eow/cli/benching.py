@@ -1,0 +1,52 @@
+"""Commands about many runs: a grid of them, and a report on those that are there."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eow.cli.options import Rate, Root, app
+
+
+@app.command(epilog="Example:  eow bench benchmarks/table1-mnist.toml --size quick --jobs 2")
+def bench(
+    file: Annotated[Path, typer.Argument(help="A grid: one of benchmarks/*.toml, or your own.")],
+    out: Annotated[Path | None, typer.Option(help="Where runs and table go; else runs/NAME-SIZE.")] = None,
+    size: Annotated[str, typer.Option(help="quick, or full: the paper's.")] = "quick",
+    jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: one a GPU, else one a core.")] = 0,
+    cpus: Annotated[int, typer.Option(min=0, help="Cores for each cell; 0: an equal share.")] = 0,
+    engine: Annotated[str, typer.Option(help="local, or ray: on a cluster.")] = "local",
+    address: Annotated[str, typer.Option(help="With --engine ray: the cluster's; else one is started here.")] = "",
+    only: Annotated[list[str] | None, typer.Option("--only", help="One of the grid's methods, repeatable.")] = None,
+    seeds: Annotated[int, typer.Option(min=0, help="Another number of seeds than the grid's.")] = 0,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over all cells.")] = None,
+    record: Annotated[bool, typer.Option("--record", help="Write records/DATE_NAME-SIZE, to be committed.")] = False,
+) -> None:
+    """Run a grid of methods, data sets and seeds and print its table; goes on where it was stopped."""
+    from eow.bench import bench as run_bench
+
+    try:
+        table = run_bench(
+            file, out, size=size, jobs=jobs, cpus=cpus, engine=engine, address=address, record=record,
+            only=only or (), seeds=seeds, settings=settings or (),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        typer.echo("\nstopped; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+    if table["failed"]:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example:  eow report runs/vanilla runs/eow -o report.html")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of a bench.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+    form: Annotated[str, typer.Option("--format", help="html, md, csv, png or latex.")] = "html",
+    unknown_rate: Rate = None,
+    root: Root = "",
+) -> None:
+    """One page about runs: tables with the paper beside them, diagrams, curves, pictures, provenance."""
+    from eow.report import report as write_report
+
+    for path in write_report(runs, out, form, unknown_rate, root):
+        typer.echo(f"written to {path}")

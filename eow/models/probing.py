@@ -1,0 +1,93 @@
+"""A batch that somebody else's model can take, and what the model says of it, without a trace left in the model."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from eow.errors import EowError
+from eow.models.split import frozen_statistics
+from eow.models.tracing import PAIR
+
+SIDES = (32, 64, 224, 28, 8, 16, 96, 128, 256, 299, 384)  # of images, tried in this order
+LENGTHS = (128, 1024, 16000)  # of signals
+SMALL, LARGE = 2, 3  # two batch sizes: what differs between them depends on the batch
+
+
+def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Tensor:
+    """A random batch that the model can take, of the example's shape or of one guessed from the first layer."""
+    tensors = [*model.parameters(), *model.buffers()]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
+    generator = torch.Generator().manual_seed(0)
+    if example is not None:
+        x = torch.as_tensor(example) if isinstance(example, Tensor | np.ndarray) else None
+        if x is None or x.dim() < 2 or not len(x):
+            raise EowError(
+                f"the example is {described(example)}: pass a batch of inputs, a tensor whose rows are samples"
+            )
+        if x.is_floating_point():
+            x = torch.randn(LARGE, *x.shape[1:], generator=generator)
+            return rows_out(model, x.to(device, dtype))
+        return rows_out(model, x[torch.arange(LARGE) % len(x)].to(device))
+    failure = "it has no layer that tells"
+    for shape in shapes_for(layers):
+        try:
+            return rows_out(model, torch.randn(LARGE, *shape, generator=generator).to(device, dtype))
+        except EowError as error:
+            failure = str(error)
+    raise EowError(f"the shape of the model's inputs cannot be guessed ({failure}): pass example=, a batch of inputs")
+
+
+def shapes_for(layers: Iterable[nn.Module]) -> Iterator[tuple[int, ...]]:
+    """Shapes of an input that the first layer with weights could take."""
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            yield from ((layer.in_channels, side, side) for side in SIDES)
+        elif isinstance(layer, nn.Conv1d):
+            yield from ((layer.in_channels, length) for length in LENGTHS)
+        elif isinstance(layer, nn.Linear):
+            yield (layer.in_features,)
+        elif isinstance(layer, nn.BatchNorm1d):
+            yield (layer.num_features,)
+        elif isinstance(layer, nn.BatchNorm2d):
+            yield from ((layer.num_features, side, side) for side in SIDES)
+        elif isinstance(layer, nn.LayerNorm):
+            yield tuple(layer.normalized_shape)
+        elif not list(layer.parameters(recurse=False)):
+            continue
+        return
+
+
+def rows_out(model: nn.Module, x: Tensor) -> Tensor:
+    """`x`, if the model gives a row of logits for each of its rows."""
+    try:
+        logits = evaluated(model, x)
+    except Exception as error:  # whatever somebody else's forward raises
+        raise EowError(
+            f"the model cannot take a batch of shape {tuple(x.shape)} ({str(error).splitlines()[0]}): pass example=, a "
+            "batch of inputs as it wants them"
+        ) from error
+    if not isinstance(logits, Tensor):
+        raise EowError(f"the model returns {described(logits)}: make its forward return the logits alone, {PAIR}")
+    if logits.dim() != 2 or len(logits) != len(x):
+        raise EowError(
+            f"the model gives {described(logits)} for a batch of shape {tuple(x.shape)}: it must give one row of "
+            "logits for each input"
+        )
+    return x
+
+
+def evaluated(module: nn.Module, x: Tensor) -> Any:
+    """The module's output in evaluation mode, the same random numbers each time; nothing of it changes."""
+    with frozen_statistics(module), torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
+        torch.manual_seed(0)
+        return module(x.clone())
+
+
+def described(value: Any) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

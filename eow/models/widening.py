@@ -1,0 +1,97 @@
+"""The last linear layer of somebody else's model: found, or an error that says why not, and widened by one output."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+from eow.errors import EowError
+from eow.models.tracing import HOOKS, PAIR, Traced
+
+BELOW = 16.0  # how far below the mean of the K logits the unknown starts
+SOFTMAXES = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "Softmax", "LogSoftmax", "Sigmoid",
+             "LogSigmoid", "Softmin", "Softmax2d")  # fmt: skip
+
+
+class WidenedLinear(nn.Linear):
+    """A linear layer with one output more. The K old ones are a product of their own: a product of K+1 columns adds up
+    in another order and may differ in the last bit."""
+
+    def __init__(self, old: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = old.in_features, old.out_features + 1
+        weight = old.weight.detach()
+        bias = weight.new_zeros(len(weight)) if old.bias is None else old.bias.detach()
+        # Means in double precision: what is to lie 16 below the others must not be rounded there.
+        self.weight = nn.Parameter(torch.cat([weight, weight.double().mean(0, keepdim=True).to(weight.dtype)]))
+        self.bias = nn.Parameter(torch.cat([bias, (bias.double().mean(0, keepdim=True) - BELOW).to(bias.dtype)]))
+        self.training = old.training
+
+    def forward(self, input: Tensor) -> Tensor:
+        known = F.linear(input, self.weight[:-1], self.bias[:-1])
+        return torch.cat([known, F.linear(input, self.weight[-1:], self.bias[-1:])], -1)
+
+
+def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) -> nn.Linear:
+    if type(head).forward is not nn.Linear.forward:
+        raise EowError(
+            f"{path} is a {type(head).__name__} with a forward of its own: end the model in a plain nn.Linear"
+        )
+    if head.out_features < 2:
+        raise EowError(f"{path} has one output, a yes or no: give the model one output for each class, at least 2")
+    if classes is not None and classes != head.out_features:
+        raise EowError(
+            f"classes is {classes}, but the model's last linear layer, {path}, has {head.out_features} outputs: "
+            "leave classes out, or pass the model trained on them"
+        )
+    if parametrize.is_parametrized(head):
+        raise EowError(
+            f"{path} has a parametrization, which widening would undo: take it off first with "
+            "torch.nn.utils.parametrize.remove_parametrizations"
+        )
+    if any(getattr(head, kind) for kind in HOOKS):
+        raise EowError(f"{path} has a hook, which would be lost when it is widened: remove it first")
+    own = {id(parameter) for parameter in head.parameters()}
+    for name, module in model.named_modules():
+        if module is not head and any(id(each) in own for each in module.parameters(recurse=False)):
+            raise EowError(
+                f"{path} shares its weight with {name}, which widening would undo: give it a weight of its own first "
+                f"({path}.weight = nn.Parameter({path}.weight.detach().clone()))"
+            )
+    return head
+
+
+def find_head(traced: Traced, model: str) -> fx.Node:
+    """The linear layer that makes the logits, or an error that says what stands in its place."""
+    node = list(traced.graph.nodes)[-1].args[0]
+    if not isinstance(node, fx.Node):
+        kind = type(node).__name__.removeprefix("immutable_")
+        raise EowError(f"the model returns a {kind}: make its forward return the logits alone, {PAIR}")
+    module = traced.parts.get(str(node.target)) if node.op == "call_module" else None
+    while isinstance(module, nn.Identity | nn.Dropout) or (node.op == "call_method" and node.target == "contiguous"):
+        node = node.all_input_nodes[0]
+        module = traced.parts.get(str(node.target)) if node.op == "call_module" else None
+    if isinstance(module, nn.Linear):
+        return node
+    last = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
+    where = f"{node.target} ({last})" if module is not None else last
+    if last in SOFTMAXES:
+        remedy = f"model.set_submodule({node.target!r}, torch.nn.Identity())" if module is not None else "remove it"
+        raise EowError(
+            f"{model} ends in {where}, so it gives no logits: {remedy}, and train with cross-entropy, which has the "
+            "softmax in it"
+        )
+    if module is not None and any(isinstance(child, nn.Linear) for child in module.modules()):
+        raise EowError(
+            f"the model's last linear layer lies in {where}, which torch.fx cannot trace: simplify it, {PAIR}"
+        )
+    if not any(isinstance(part, nn.Linear) for part in traced.parts.values()):
+        convolution = any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in traced.parts.values())
+        instead = ": replace its convolution head by a pool, nn.Flatten and an nn.Linear" if convolution else (
+            ": end it in an nn.Linear with one output for each class")  # fmt: skip
+        raise EowError(f"{model} has no nn.Linear that makes its logits, it ends in {where}{instead}")
+    raise EowError(
+        f"{model} does not end in its last linear layer but in {where}: return that layer's logits as they are, {PAIR}"
+    )

@@ -1,0 +1,148 @@
+"""`eow.OpenWorldLoss`: the EOW objective for a training loop of one's own, and real outliers beside the chains.
+
+    loss = E_data[-log h(x)[y]] + λ E_chains[-log h(z)[K+1]]                                        without outliers
+    loss = E_data[-log h(x)[y]] + λ/2 E_chains[-log h(z)[K+1]] + λ/2 E_outliers[-log h(x)[K+1]]     with them
+
+λ in all stays the prior odds of "unknown", so `unknown_rate` means the same with and without outliers.
+
+An upgraded model's unknown logit lies so low that a few epochs would hardly lift it: before the first step its bias is
+set to where the gradient of this objective with respect to it is zero on the first batch.
+"""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eow.batches import check_finite, check_range, labels_of
+from eow.config import build
+from eow.errors import EowError
+from eow.methods.eow import EOW, EOWOptions
+from eow.models import SplitModel, frozen_statistics
+from eow.models.surgery import UpgradedModel
+from eow.sampling import NEGATIVE_LOSSES
+from eow.seeds import derive
+
+
+class OutlierEOW(EOW):
+    """EOW whose batches may end in outliers: the rows of x beyond len(y). They train encoder and tail, in the mode in
+    which the chains' ends pass: by default no batch statistic takes notice of them."""
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        terms = super().forward(x[: len(y)], y)
+        if "energy" in terms and len(x) > len(y):
+            with frozen_statistics(self.model) if self.options.negatives == "eval" else nullcontext():
+                logits = self.model(x[len(y) :]).float()
+            terms["energy"] = terms["energy"] / 2
+            terms["outliers"] = self.options.lam / 2 * NEGATIVE_LOSSES[self.options.energy](logits).mean()
+        return terms
+
+
+def raise_unknown(method: EOW, x: Tensor, y: Tensor) -> None:
+    """Set the bias of the unknown logit where, on this batch, mean h[K+1] of the data = λ · mean (1 - h[K+1]) of the
+    negatives. The K logits stay as they are, so no label changes among the K."""
+    model, count = method.model, len(y)
+    with torch.no_grad(), frozen_statistics(model), torch.autocast(x.device.type, enabled=False):
+        z = model.encoder(x)
+        negatives = [method.draw_negatives(z[:count], y)]
+        logits = [model.tail(part.clone()).float() for part in (z[:count], *negatives, z[count:]) if len(part)]
+        data, *rest = (each[:, -1] - each[:, :-1].logsumexp(1) for each in logits)
+        low, high = (torch.full((), bound, device=x.device) for bound in (-200.0, 200.0))
+        for _ in range(40):
+            shift = (low + high) / 2
+            missing = torch.stack([1 - torch.sigmoid(each + shift).mean() for each in rest]).mean()
+            enough = torch.sigmoid(data + shift).mean() > method.options.lam * missing
+            low, high = torch.where(enough, low, shift), torch.where(enough, shift, high)
+        if in_parallel():
+            torch.distributed.all_reduce(shift)
+            shift = shift / torch.distributed.get_world_size()
+        model.head.bias[-1] += shift
+
+
+def in_parallel() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+class OpenWorldLoss(nn.Module):
+    """`loss(x, y)`, or `loss(x, y, unknown=outliers)`, is the EOW objective of a batch, a scalar to call backward on.
+
+    `model` is what `eow.upgrade` returns, or any SplitModel of K+1 logits; the loss holds it, so `loss.parameters()`
+    are the model's. `options` are EOW's settings (`lam`, `steps`, `start`, ...). `loss.last` has the terms of the last
+    call, detached. Under DDP wrap the loss, not the model: `DistributedDataParallel(loss)(x, y)` runs encoder, chains
+    and tail in one forward, and each rank draws chains of its own. Works under autocast and with accumulated
+    gradients.
+    """
+
+    def __init__(self, model: SplitModel, *, seed: int = 0, **options: Any) -> None:
+        super().__init__()
+        needs_split(model)
+        floating_type(model)
+        if "start_epoch" in options:
+            raise EowError("a loss knows no epochs: leave start_epoch out, and use cross-entropy until you want it")
+        self.model, self.seed = model, seed
+        self.options = build(EOWOptions, options, "loss")
+        self.classes = model.head.out_features - EOW.extra_outputs
+        self.last: dict[str, Tensor] = {}
+        # In a list: registered, the method would put the model into the state dict a second time.
+        self._method: list[OutlierEOW] = []
+
+    def forward(self, x: Tensor, y: Tensor, unknown: Tensor | None = None) -> Tensor:
+        self.check(x, y, unknown)
+        rows, y = x if unknown is None else torch.cat([x, unknown.to(x.device, x.dtype)]), y.long()
+        terms = self.method(rows, y)(rows, y)
+        self.last = {name: term.detach() for name, term in terms.items()}
+        return torch.stack(list(terms.values())).sum()
+
+    def check(self, x: Any, y: Any, unknown: Any) -> None:
+        if isinstance(x, Mapping) or not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise EowError(
+                f"the loss got a {type(x).__name__} and a {type(y).__name__}: pass tensors, loss(inputs, labels), for "
+                "example loss(batch['pixel_values'], batch['labels'])"
+            )
+        if len(x) != len(labels_of(y)) or not len(x):
+            raise EowError(f"the loss got {len(x)} inputs and {len(y)} labels: pass as many, and at least 1")
+        check_range(y, self.classes)
+        check_finite(x)
+        if unknown is not None:
+            if not isinstance(unknown, Tensor) or unknown.shape[1:] != x.shape[1:] or not len(unknown):
+                shape = tuple(getattr(unknown, "shape", ()))
+                raise EowError(
+                    f"unknown has the shape {shape}, the inputs {tuple(x.shape)}: pass a batch of outliers like them"
+                )
+            check_finite(unknown)
+
+    def method(self, x: Tensor, y: Tensor) -> OutlierEOW:
+        """The objective, made when the first batch tells its shape and device."""
+        if not self._method or self._method[0].stream.device != x.device:
+            made = OutlierEOW(self.model, self.options, self.classes, tuple(x.shape[1:]), self.seed)
+            made.starts.to(x.device)
+            rank = torch.distributed.get_rank() if in_parallel() else 0
+            made.prepare(x.device, rank)
+            made.stream.manual_seed(derive("loss", self.seed, rank))
+            if isinstance(self.model, UpgradedModel):
+                if not self.model.lam:
+                    raise_unknown(made, x, y)
+                self.model.lam.fill_(self.options.lam)
+            self._method = [made]
+        return self._method[0]
+
+
+def needs_split(model: Any) -> None:
+    if not isinstance(model, SplitModel):
+        raise EowError(
+            f"the model is a {type(model).__name__}: pass eow.SplitModel(encoder, tail), made of its parts, or "
+            "eow.upgrade(model), which takes it apart"
+        )
+
+
+def floating_type(model: nn.Module) -> torch.dtype:
+    """The precision the model's inputs are wanted in, which must be one that can be trained in."""
+    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+    if dtype in (torch.float16, torch.bfloat16):
+        raise EowError(
+            f"the model's weights are {dtype}, whose steps are too coarse to train: call model.float() first, and use "
+            "autocast for speed (eow.fit does on a GPU)"
+        )
+    return dtype

@@ -1,0 +1,252 @@
+"""Grid files: which cells they make, what tells cells apart, and errors that name the key and the file."""
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from problems import blobs
+
+from eow import paper
+from eow.bench.columns import column_of, value_at
+from eow.bench.grid import Grid, read_grid
+from eow.bench.hashes import config_hash
+from eow.bench.table import paper_figure
+from eow.config import to_table
+from eow.errors import EowError
+
+BENCHMARKS = sorted((Path(__file__).parent.parent / "benchmarks").glob("*.toml"))
+WANTED = {
+    "demo", "table1-mnist", "table1-cifar10", "table1-cifar100", "table1-tiny-imagenet", "table2-ood",
+    "figure3-corruption", "table3-lambda", "table4-position",
+}  # fmt: skip
+TEXT = """
+[grid]
+name = "small"
+methods = ["vanilla", "eow"]
+seeds = 2
+columns = ["accuracy", "ece"]
+[settings]
+data = { name = "digits" }
+[settings.train]
+epochs = 3
+[quick]
+[full.grid]
+seeds = [4, 7, 9]
+[full.settings.train]
+epochs = 5
+"""
+
+
+def grid_of(folder: Path, text: str, size: str = "quick", **others) -> Grid:
+    file = folder / "small.toml"
+    file.write_text(text, encoding="utf-8")
+    return read_grid(file, size, **others)
+
+
+def test_there_is_a_file_for_every_table_and_figure() -> None:
+    assert {file.stem for file in BENCHMARKS} == WANTED
+
+
+@pytest.mark.parametrize("file", BENCHMARKS, ids=lambda file: file.stem)
+def test_a_file_says_what_it_costs_and_reads_in_both_sizes(file: Path) -> None:
+    opening = file.read_text(encoding="utf-8").split("\n[")[0]
+    assert all(line.startswith("#") for line in opening.strip().splitlines())
+    for word in (
+        "quick",
+        "full",
+        f"eow bench benchmarks/{file.name}",
+        "--size full",
+        "Expected",
+        "epochs",
+        "seed",
+        "images",
+    ):
+        assert word in opening, word
+    assert any(word in opening for word in ("minute", "hour"))
+    assert any(word in opening for word in ("H200", "CPU cores"))
+    quick, full = (read_grid(file, size) for size in ("quick", "full"))
+    assert quick.name == full.name == file.stem
+    for cheap, dear in zip(quick.cells[-1:], full.cells[-1:]):
+        assert cheap.config.train.epochs < dear.config.train.epochs
+        assert cheap.config.data.limit > 0
+        assert dear.config.data.limit == 0
+    assert len(quick.cells) <= len(full.cells)
+    if file.stem != "demo":
+        assert {cell.config.recipe for cell in full.cells} == {"paper"}
+        assert {cell.seed for cell in full.cells} == {0, 1, 2, 3, 4}
+
+
+def test_sizes_override_the_common_part(tmp_path: Path) -> None:
+    quick, full = grid_of(tmp_path, TEXT), grid_of(tmp_path, TEXT, "full")
+    assert [(cell.row, cell.seed) for cell in quick.cells] == [
+        (("vanilla",), 0), (("vanilla",), 1), (("eow",), 0), (("eow",), 1)
+    ]  # fmt: skip
+    assert [cell.seed for cell in full.cells] == [4, 7, 9, 4, 7, 9]
+    assert {cell.config.train.epochs for cell in full.cells} == {5}
+    assert len(grid_of(tmp_path, TEXT, only=("eow",), seeds=3).cells) == 3
+    laid_over = grid_of(tmp_path, TEXT, settings={"train": {"epochs": 9}})
+    assert {cell.config.train.epochs for cell in laid_over.cells} == {9}
+
+
+def test_axes_make_rows_and_those_of_one_method_leave_the_others_alone(tmp_path: Path) -> None:
+    axes = """
+[[axis]]
+title = "width"
+points = [{ label = "small", model.hidden = [8] }, { label = "large", model.hidden = [32], train.batch = 32 }]
+[[axis]]
+title = "λ"
+key = "method.lam"
+values = [1.0, 0.01]
+methods = ["eow"]
+"""
+    grid = grid_of(tmp_path, TEXT + axes, seeds=1)
+    assert [cell.row for cell in grid.cells] == [
+        ("small", "", "vanilla"), ("small", "1", "eow"), ("small", "0.01", "eow"),
+        ("large", "", "vanilla"), ("large", "1", "eow"), ("large", "0.01", "eow"),
+    ]  # fmt: skip
+    last = grid.cells[-1]
+    assert (last.config.model.hidden, last.config.train.batch, last.config.method.lam) == ((32,), 32, 0.01)
+    assert last.title == "large, λ 0.01, eow, seed 0"
+
+
+def test_methods_may_have_settings_of_their_own(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, TEXT + "[methods.eow]\nmethod = { steps = 7 }\ntrain = { lr = 0.5 }\n")
+    by_method = {cell.config.method.name: cell.config for cell in grid.cells}
+    assert by_method["eow"].method.steps == 7
+    assert by_method["eow"].train.lr == 0.5
+    assert by_method["vanilla"].train.lr != 0.5
+
+
+def test_post_hoc_methods_share_one_vanilla_run(tmp_path: Path) -> None:
+    text = TEXT.replace('"eow"]', '"temperature", "trust_score"]')
+    cells = grid_of(tmp_path, text, seeds=1).cells
+    hidden = [cell for cell in cells if cell.hidden]
+    assert len(hidden) == 1
+    assert hidden[0].config.data.holdout == 0.1
+    assert hidden[0].config.method.name == "vanilla"
+    needs = {cell.config.method.name: cell.needs for cell in cells if not cell.hidden}
+    assert needs == {"vanilla": "", "temperature": hidden[0].name, "trust_score": hidden[0].name}
+    # Where the grid's own vanilla has the same held-out part, it is the one.
+    alike = grid_of(tmp_path, text.replace('"digits"', '"digits", holdout = 0.1'), seeds=1).cells
+    assert not any(cell.hidden for cell in alike)
+    assert {cell.needs for cell in alike} == {"", next(c.name for c in alike if c.config.method.name == "vanilla")}
+
+
+def test_a_hash_follows_what_decides_a_run_and_nothing_else(tmp_path: Path) -> None:
+    table = to_table(grid_of(tmp_path, TEXT).cells[0].config)
+    elsewhere = {**table, "train": {**table["train"], "device": "cuda:1"}, "data": {**table["data"], "root": "other"}}
+    assert config_hash(elsewhere) == config_hash(table)
+    assert config_hash({**table, "seed": 5}) != config_hash(table)
+    assert config_hash({**table, "train": {**table["train"], "lr": 0.123}}) != config_hash(table)
+
+
+def test_a_hash_follows_the_content_of_a_users_own_file(tmp_path: Path) -> None:
+    inputs, labels = blobs()
+    np.savez(tmp_path / "own.npz", x=inputs, y=labels)
+    text = TEXT.replace('"digits"', f'"npz:{tmp_path}/own.npz"')
+    before = grid_of(tmp_path, text).cells[0].name
+    assert grid_of(tmp_path, text).cells[0].name == before
+    np.savez(tmp_path / "own.npz", x=inputs + 1, y=labels)
+    assert grid_of(tmp_path, text).cells[0].name != before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ('name = "small"', 'name = "small"\nmethod = "eow"', "'method' in [grid]"),
+        ("[quick]", "[quick]\nepochs = 3", "'epochs' in [quick]"),
+        ("[quick]", "[extra]\na = 1\n[quick]", "'extra'"),
+        ("epochs = 3", "epoch = 3", "train.epoch"),
+        ('"eow"]', '"eow", "eaw"]', "'eaw'"),
+        ('"eow"]', '"eow", "eow"]', "twice"),
+        ('"ece"]', '"ecee"]', "'ecee'"),
+        ("seeds = 2", "seeds = 0", "grid.seeds is 0"),
+        ("seeds = 2", "seeds = [1, 1]", "each seed once"),
+        ("seeds = 2", "", "no seeds"),
+        ('name = "small"', 'name = "../up"', "grid.name"),
+        ("[quick]", '[methods.jem]\nmethod = { steps = 1 }\n[quick]', "'jem'"),
+        ("[quick]", '[[axis]]\ntitle = "a"\nkey = "train.lr"\n[quick]', "key and values"),
+        ("[quick]", '[[axis]]\ntitle = "a"\nkey = "train.rate"\nvalues = [1]\n[quick]', "train.rate"),
+        ("[quick]", '[[axis]]\ntitle = "a"\nkey = "train.lr"\nvalues = [1, 1]\n[quick]', "one label"),
+        ("seeds = 2", 'seeds = 2\npaper = { table = "table9" }', "'table9'"),
+        ("seeds = 2", 'seeds = 2\npaper = { tabel = "table9" }', "'tabel'"),
+        ("[quick]", "[quick", "TOML"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_file(tmp_path: Path, old: str, new: str, names: str) -> None:
+    assert old in TEXT
+    with pytest.raises(EowError) as caught:
+        grid_of(tmp_path, TEXT.replace(old, new))
+    assert names in str(caught.value)
+    assert "small.toml" in str(caught.value)
+
+
+def test_what_is_asked_of_a_file_that_does_not_have_it(tmp_path: Path) -> None:
+    with pytest.raises(EowError, match="no section \\[full\\]"):
+        grid_of(tmp_path, TEXT.split("[full")[0], "full")
+    with pytest.raises(EowError, match="'huge': choose quick or full"):
+        grid_of(tmp_path, TEXT, "huge")
+    with pytest.raises(EowError, match="'jem' is not among its methods"):
+        grid_of(tmp_path, TEXT, only=("jem",))
+    with pytest.raises(EowError, match="there is no file"):
+        read_grid(tmp_path / "absent.toml", "quick")
+
+
+def test_columns_find_their_figures() -> None:
+    run = {"train_seconds": 2.5, "test": {"ece": 0.1, "bad": float("nan"), "yes": True}}
+    run["svhn"] = {"accuracy_at": {"0": 0.2, "0.25": 0.3}, "auroc_unknown": 0.9}
+    run["corruptions"] = {"severity": {"ece": [{"mean": 0.5}, {"mean": 0.6}]}}
+    assert value_at(run, "corruptions.severity.ece.1.mean") == 0.6
+    assert value_at(run, column_of("ece").path) == 0.1
+    assert value_at(run, "svhn.accuracy_at.0.25") == 0.3
+    assert value_at(run, "svhn.accuracy_at.0") == 0.2
+    assert value_at(run, column_of("svhn.auroc_unknown").path) == 0.9
+    assert value_at(run, column_of("seconds").path) == 2.5
+    for path in ("test.nll", "test.bad", "test.yes", "test", "svhn.accuracy_at", "no.such.path"):
+        assert value_at(run, path) is None, path
+    with pytest.raises(EowError, match=r"column\.titel"):
+        column_of({"title": "a", "path": "b", "titel": "c"})
+    with pytest.raises(EowError, match="no path"):
+        column_of({"title": "a"})
+
+
+def test_the_papers_figures_are_those_of_its_tables() -> None:
+    assert paper.figure("table1_calibration", "ece_pct", {"dataset": "cifar100", "method": "eow"}) == 1.08
+    assert paper.figure("table3_lambda", "nll", {"dataset": "cifar10", "lambda": 0.01, "method": "eow"}) == 0.36
+    assert paper.figure("table3_lambda", "nll", {"dataset": "cifar10", "lambda": 0.5}) is None
+    assert paper.figure("table4_sgld_position", "acc_pct", {"position": "input"}) == 73.94
+    keys = {"ood_dataset": "cifar10", "method": "jem"}
+    assert paper.figure("table2_ood_thresholds", "acc_pct", {**keys, "threshold": 0.75}) == 63.21
+    assert paper.figure("table2_ood_thresholds", "acc_pct", {**keys, "threshold": 0.5}) is None  # a misprint
+    with pytest.raises(EowError, match="no column 'colour'"):
+        paper.figure("table3_lambda", "nll", {"colour": "red"})
+    with pytest.raises(EowError, match="4 rows"):
+        paper.figure("table2_ood_thresholds", "acc_pct", keys)
+
+
+def test_every_figure_of_the_paper_has_its_place_in_a_table() -> None:
+    """Of every number in the CSVs, one cell of one grid shows it."""
+    shown: dict[str, list[float]] = {}
+    for file in BENCHMARKS:
+        grid = read_grid(file, "full", seeds=1)
+        for cell in grid.cells:
+            for column in grid.columns:
+                found = None if cell.hidden else paper_figure(grid, column, cell)
+                if found is not None:
+                    shown.setdefault(grid.paper["table"], []).append(found)
+    for table, names in {
+        "table1_calibration": ("acc_pct", "ece_pct", "nll"), "table2_ood_thresholds": ("acc_pct",),
+        "table3_lambda": ("acc_pct", "ece_pct", "nll"),
+        "table4_sgld_position": ("acc_pct", "ece_pct", "seconds_per_iteration_k80"),
+    }.items():  # fmt: skip
+        printed = [float(row[name]) for row in paper.read(table) for name in names if row[name]]
+        assert sorted(shown[table]) == sorted(printed), table
+
+
+def test_the_demos_grid_comes_with_the_package() -> None:
+    from importlib.resources import files
+
+    packaged = (files("eow.bench") / "demo.toml").read_text(encoding="utf-8")
+    assert packaged == (BENCHMARKS[0].parent / "demo.toml").read_text(encoding="utf-8")
+    assert len(tomllib.loads(packaged)["grid"]["methods"]) == 15

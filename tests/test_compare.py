@@ -1,0 +1,143 @@
+"""Two methods on the same samples: signs, pairs, p-values, and what cannot be compared."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from handmade import CLASSES, LAM, answers, spoken, write_run
+from scipy.special import softmax
+from scipy.stats import norm
+
+from eow.compare import compare
+from eow.errors import EowError
+from eow.metrics import ece
+
+COUNT = 1500
+LABELS = np.random.default_rng(99).integers(CLASSES, size=COUNT)
+
+
+def said(seed: int, skill: float, *, open_world: bool = True) -> dict[str, np.ndarray]:
+    """Every run is asked about the same samples: the same labels, and noise that the runs share in part."""
+    shared = np.random.default_rng(98).normal(size=(COUNT, CLASSES + 1))
+    logits = shared + 0.7 * np.random.default_rng(seed).normal(size=shared.shape)
+    logits[np.arange(COUNT), LABELS] += skill
+    return answers(logits[:, : CLASSES + open_world].astype(np.float32), LABELS)
+
+
+def runs(place: Path, name: str, skills: list[float], first: int, seeds: Any = None, **more: Any) -> list[Path]:
+    """One run a seed, each as skilled as the list says."""
+    return [
+        write_run(
+            place / f"{name}-{i}", {"test": said(first + i, skill)}, seed=i if seeds is None else seeds[i], **more
+        )
+        for i, skill in enumerate(skills)
+    ]
+
+
+def table(*arguments: Any, **more: Any) -> dict[str, Any]:
+    return {row.figure: row for row in compare(*arguments, **more)}
+
+
+def test_the_difference_is_the_first_minus_the_second(tmp_path: Path) -> None:
+    good, bad = [2.2, 2.3], [1.5, 1.6]
+    rows = table(runs(tmp_path, "good", good, 0), runs(tmp_path, "bad", bad, 10))
+    assert list(rows) == ["accuracy", "ece", "nll", "nll_renormalised"]
+
+    def mean(figure: Any, skills: list[float], first: int) -> float:
+        return float(np.mean([figure(said(first + i, skill)) for i, skill in enumerate(skills)]))
+
+    def likelihood(arrays: dict[str, np.ndarray]) -> np.ndarray:
+        return arrays["probs"][np.arange(COUNT), LABELS].astype(np.float64)
+
+    by_hand = {
+        "accuracy": lambda arrays: (arrays["label"] == LABELS).mean(),
+        "ece": lambda arrays: ece(arrays["confidence"], arrays["label"] == LABELS),
+        "nll": lambda arrays: -np.log(likelihood(arrays)).mean(),
+        "nll_renormalised": lambda arrays: -np.log(likelihood(arrays) / arrays["probs"].sum(1, dtype=float)).mean(),
+    }
+    for name, figure in by_hand.items():
+        first, second = mean(figure, good, 0), mean(figure, bad, 10)
+        assert rows[name].first == pytest.approx(first, rel=1e-9), name
+        assert rows[name].second == pytest.approx(second, rel=1e-9)
+        assert rows[name].difference == pytest.approx(first - second, abs=1e-9)
+        assert rows[name].low < rows[name].high
+    assert rows["accuracy"].difference > 0 > rows["nll"].difference
+    back = table([tmp_path / "bad-0", tmp_path / "bad-1"], [tmp_path / "good-0", tmp_path / "good-1"])
+    assert back["nll"].difference == pytest.approx(-rows["nll"].difference, rel=1e-9)
+
+
+def test_a_real_difference_has_a_small_p_and_none_a_large_one(tmp_path: Path) -> None:
+    good = runs(tmp_path, "good", [2.3] * 3, 0)
+    bad, alike = runs(tmp_path, "bad", [1.6] * 3, 10), runs(tmp_path, "alike", [2.3] * 3, 20)
+    for one, other in ((good, bad), (good[:1], bad[:1])):
+        rows = table(one, other)
+        assert rows["accuracy"].p_value < 0.01
+        assert rows["nll"].p_value < 0.01
+        assert rows["nll"].high < 0 < rows["accuracy"].low
+    for row in table(good, alike).values():
+        assert row.p_value > 0.05
+        assert row.low < 0 < row.high
+    for row in table(good, good).values():
+        assert (row.difference, row.p_value) == (0, 1)
+
+
+def test_one_seed_is_the_paired_normal_test(tmp_path: Path) -> None:
+    """Half a per cent of skill between two runs that share most of their errors."""
+    one, other = runs(tmp_path, "one", [2.0], 0), runs(tmp_path, "other", [1.9], 1)
+    pairs = (said(0, 2.0)["label"] == LABELS).astype(float) - (said(1, 1.9)["label"] == LABELS)
+    error = pairs.std() / np.sqrt(COUNT)
+    row = table(one, other, rounds=4000)["accuracy"]
+    assert row.difference == pytest.approx(pairs.mean(), abs=1e-12)
+    assert row.high - row.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert row.p_value == pytest.approx(2 * norm.sf(abs(pairs.mean()) / error), abs=0.03)
+
+
+def test_runs_are_paired_by_their_seed(tmp_path: Path) -> None:
+    """Seeds that differ much from one another, and hardly between the methods: pairing alone sees the difference."""
+    first, second = runs(tmp_path, "first", [1.2, 1.8, 2.4], 0), runs(tmp_path, "second", [1.1, 1.7, 2.3], 0)
+    paired = table(first, second)
+    assert table(first, [second[2], second[0], second[1]]) == paired
+    assert table(first[::-1], second) == paired
+    crossed = table(first, runs(tmp_path, "crossed", [1.1, 1.7, 2.3], 0, seeds=[1, 2, 0]))
+    assert crossed["nll"].difference == pytest.approx(paired["nll"].difference, abs=1e-12)
+    assert paired["nll"].p_value < 0.05 < crossed["nll"].p_value
+
+
+def test_an_unknown_rate_is_for_the_side_that_has_an_unknown(tmp_path: Path) -> None:
+    eow = runs(tmp_path, "eow", [2.0], 0)
+    vanilla = [write_run(tmp_path / "vanilla", {"test": said(1, 2.0, open_world=False)})]
+    plain, shifted = table(eow, vanilla), table(eow, vanilla, unknown_rate=0.5)
+    assert shifted["nll"].second == plain["nll"].second
+    logits = said(0, 2.0)["logits"].astype(np.float64)
+    logits[:, -1] -= np.log(LAM)  # the odds of a half are 1
+    expected = -np.log(softmax(logits, axis=1)[np.arange(COUNT), LABELS]).mean()
+    assert shifted["nll"].first == pytest.approx(expected, rel=1e-6)
+    assert shifted["nll"].difference == pytest.approx(expected - plain["nll"].second, rel=1e-6)
+    assert table(vanilla, eow, unknown_rate=0.5)["nll"].second == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(EowError, match="none of these runs has an unknown logit"):
+        compare(vanilla, vanilla, unknown_rate=0.5)
+
+
+def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
+    first, second = runs(tmp_path, "first", [2.0, 2.0], 0), runs(tmp_path, "second", [2.0, 2.0], 5)
+    others = runs(tmp_path, "others", [2.0, 2.0], 5, data_hash="of other samples")
+    with pytest.raises(EowError, match="tested on different samples"):
+        compare(first, others)
+    with pytest.raises(EowError, match="tested on different samples"):
+        compare([first[0], others[1]], second)
+    with pytest.raises(EowError, match=r"the seeds are \[0, 1\] and \[0\]"):
+        compare(first, second[:1])
+    with pytest.raises(EowError, match=r"the seeds are \[0\] and \[1\]"):
+        compare(first[:1], second[1:])
+    with pytest.raises(EowError, match="a seed is there twice"):
+        compare([first[0], first[0]], second)
+    mixed = write_run(tmp_path / "mixed", {"test": said(8, 2.0)}, seed=1, method="ensemble")
+    with pytest.raises(EowError, match="runs of one side are of ensemble, eow"):
+        compare([first[0], mixed], second)
+    with pytest.raises(EowError, match="no predictions"):
+        compare([tmp_path / "nowhere"], second)
+    for header in ({"seed": None}, {"seed": "0"}, {"data_hash": None}):
+        old = write_run(tmp_path / "old", {"test": spoken(0, COUNT)}, **header)
+        with pytest.raises(EowError, match="do not say of which seed and data"):
+            compare([old], second[:1])

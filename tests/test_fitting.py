@@ -1,0 +1,442 @@
+"""From somebody's model to one that can say "unknown": `fit` on upgraded models, `OpenWorldLoss`, `predict`."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from networks import MLP, VGG, network
+from problems import blobs, small_model
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from eow.errors import EowError
+from eow.fitting import fit
+from eow.metrics import auroc
+from eow.models import SplitModel
+from eow.models.surgery import UpgradedModel, upgrade
+from eow.objective import OpenWorldLoss
+from eow.predicting import predict
+from eow.sampling import run_chain
+
+# Chains through somebody else's layers may run under autograd, and say so.
+pytestmark = pytest.mark.filterwarnings("ignore:this tail's gradient is not written out")
+
+
+@pytest.fixture(scope="module")
+def digits() -> dict[str, Tensor]:
+    found = load_digits()
+    x, y = torch.tensor(found.images / 16, dtype=torch.float32)[:, None], torch.tensor(found.target)
+    known, train = y < 8, torch.arange(len(y)) % 3 > 0
+    return {
+        "x": x[known & train], "y": y[known & train], "test_x": x[known & ~train], "test_y": y[known & ~train],
+        "unseen": x[~known],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(digits: dict[str, Tensor]) -> nn.Module:
+    """A small CNN, trained on 0-7 as everybody trains."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(256, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 8),
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    for _ in range(10):
+        for x, y in DataLoader(TensorDataset(digits["x"], digits["y"]), 64, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def loader(digits: dict[str, Tensor], batch: int = 64) -> DataLoader:
+    return DataLoader(TensorDataset(digits["x"], digits["y"]), batch, shuffle=True)
+
+
+def accuracy(model: nn.Module, digits: dict[str, Tensor]) -> float:
+    with torch.no_grad():
+        return float((model(digits["test_x"])[:, :8].argmax(1) == digits["test_y"]).float().mean())
+
+
+@pytest.mark.parametrize("cut", ["penultimate", "4"])
+def test_an_upgraded_model_learns_the_unknown_in_five_epochs(
+    trained: nn.Module, digits: dict[str, Tensor], cut: str
+) -> None:
+    upgraded = upgrade(trained, cut)
+    before = predict(upgraded, digits["test_x"])
+    assert torch.equal(before.label, trained(digits["test_x"]).argmax(1))
+    assert before.unknown.max() < 1e-6
+    fit(upgraded, loader(digits), epochs=5)
+    known, unseen = predict(upgraded, digits["test_x"]), predict(upgraded, digits["unseen"])
+    assert accuracy(upgraded, digits) >= accuracy(trained, digits) - 0.01
+    assert known.unknown.mean() < 0.12
+    assert unseen.unknown.mean() > max(0.3, 4 * float(known.unknown.mean()))
+    assert auroc(-known.unknown, -unseen.unknown) > 0.9
+    assert (known.label == -1).float().mean() < 0.08
+    assert (unseen.label == -1).float().mean() > 0.3
+
+
+def test_real_outliers_raise_the_unknown_where_they_are(trained: nn.Module, digits: dict[str, Tensor]) -> None:
+    """Eights and nines of one half as outliers, those of the other half as the test; chains alone beside it."""
+    alone, helped = upgrade(trained), upgrade(trained)
+    fit(alone, loader(digits), epochs=5)
+    fit(helped, loader(digits), epochs=5, unknown=DataLoader(TensorDataset(digits["unseen"][::2]), 32, shuffle=True))
+    unseen = [predict(model, digits["unseen"][1::2]).unknown.mean() for model in (alone, helped)]
+    known = [predict(model, digits["test_x"]).unknown.mean() for model in (alone, helped)]
+    assert unseen[1] > unseen[0] + 0.1
+    assert known[1] < known[0] + 0.02
+    assert accuracy(helped, digits) >= accuracy(trained, digits) - 0.01
+
+
+def test_outliers_come_as_loaders_arrays_and_pairs() -> None:
+    x, y = blobs()
+    outliers = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    labels = np.zeros(40, dtype=np.int64)
+    results = []
+    for unknown in (outliers, torch.from_numpy(outliers), (outliers, labels)):
+        results.append(fit(small_model(), (x, y), epochs=1, unknown=unknown, start_epoch=0))
+    states = [method.model.state_dict() for method in results]
+    assert all(torch.equal(states[0][key], other[key]) for other in states[1:] for key in states[0])
+    plain = fit(small_model(), (x, y), epochs=1, start_epoch=0).model.state_dict()
+    assert not all(torch.equal(states[0][key], plain[key]) for key in plain)
+    for unknown in ([torch.from_numpy(outliers)], [(outliers[:20], labels[:20]), (outliers[20:], labels[20:])]):
+        assert fit(small_model(), (x, y), epochs=1, unknown=unknown, start_epoch=0).active
+
+
+@pytest.mark.parametrize(
+    ("unknown", "sentence"),
+    [
+        (np.zeros((9, 5), np.float32), r"an unknown has the shape \(5,\), an input \(4,\)"),
+        (np.zeros((0, 4), np.float32), "no unknowns"),
+        (np.full((9, 4), np.nan, np.float32), "NaN"),
+        (np.zeros((9, 4), np.int64), "floating-point"),
+        ([], "loader of unknowns has no length or no batches"),
+        ([{"pixels": torch.zeros(2, 4)}], "loader of unknowns yields a dict"),
+    ],
+)
+def test_outliers_are_checked(unknown: object, sentence: str) -> None:
+    with pytest.raises(EowError, match=sentence):
+        fit(small_model(), blobs(), epochs=1, unknown=unknown)
+
+
+def test_only_eow_takes_unknowns() -> None:
+    with pytest.raises(EowError, match="vanilla cannot learn from unknowns"):
+        fit(small_model(extra=0), blobs(), method="vanilla", unknown=np.zeros((9, 4), np.float32))
+    with pytest.raises(EowError, match="vanilla has no use for the unknown logit"):
+        fit(upgrade(nn.Linear(4, 3)), blobs(), method="vanilla")
+
+
+class Rows(Dataset):
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {"pixel_values": torch.zeros(4), "labels": index % 3}
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            lambda x, y: DataLoader(Rows(), 10),
+            r"\[\(batch\['pixel_values'\], batch\['labels'\]\) for batch in loader\]",
+        ),
+        (lambda x, y: [(x, y, y)], "yields a tuple of 3: make it yield pairs"),
+        (lambda x, y: [x], "yields a Tensor"),
+        (lambda x, y: [(x, [str(each) for each in y.tolist()])], r"number the classes from 0, .*return_inverse=True"),
+        (lambda x, y: [(x, y.float())], r"one whole number a sample, for example y\.long\(\)"),
+        (lambda x, y: [(x, nn.functional.one_hot(y))], r"for example y\.argmax\(1\)"),
+        (lambda x, y: [(x, y + 1)], "labels run from 1 to 3, but the model has the classes 0 to 2"),
+        (lambda x, y: [(x, y - 1)], "labels run from -1 to 1"),
+        (lambda x, y: [(x, torch.zeros_like(y))], "all labels are 0: nothing can be learned of one class"),
+        (lambda x, y: (x[y == 2], y[y == 2]), "all labels are 2"),
+        (lambda x, y: [(x, y), (x.index_fill(0, torch.tensor(3), torch.nan), y)], r"NaN .*torch\.nan_to_num"),
+        (lambda x, y: [(x, y), (x, 9 * y)], "labels run from 0 to 18"),
+        (lambda x, y: [], "no batches"),
+    ],
+)
+def test_data_that_nothing_can_be_learned_from_is_told_why(data, sentence: str) -> None:
+    model = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    x, y = map(torch.from_numpy, blobs())
+    with pytest.raises(EowError, match=sentence):
+        fit(model, data(x, y), epochs=1)
+
+
+def test_one_class_a_batch_is_enough_if_the_next_has_another() -> None:
+    x, y = map(torch.from_numpy, blobs())
+    fit(small_model(), [(x[y == k], y[y == k]) for k in range(3)], epochs=1)
+
+
+def test_double_models_are_fitted_and_half_ones_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    method = fit(upgrade(model.double()), blobs(), epochs=1)
+    assert predict(method, blobs()[0]).probs.shape == (300, 3)
+    with pytest.raises(EowError, match=r"torch.bfloat16.*call model\.float\(\) first"):
+        fit(upgrade(model.bfloat16()), blobs(), epochs=1)
+    with pytest.raises(EowError, match=r"call model\.float\(\) first"):
+        OpenWorldLoss(upgrade(model.half()))
+
+
+def test_tokens_are_fitted_and_predicted() -> None:
+    """Three classes by the first token; a model that begins with an embedding takes whole numbers."""
+    torch.manual_seed(0)
+    tokens = torch.randint(9, (300, 5))
+    labels = tokens[:, 0] % 3
+    model = upgrade(nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(40, 16), nn.ReLU(), nn.Linear(16, 3)),
+                    example=tokens)  # fmt: skip
+    method = fit(model, (tokens, labels), epochs=15, lr=0.02, batch=30)
+    said = predict(method, tokens)
+    assert (said.probs.argmax(1) == labels).float().mean() > 0.95
+
+
+def test_fit_is_reproducible_and_remembers_its_odds(trained: nn.Module, digits: dict[str, Tensor]) -> None:
+    results = []
+    for start in (1, 2):
+        torch.manual_seed(start)
+        upgraded = upgrade(trained)
+        fit(upgraded, loader(digits), epochs=1, lam=0.2, seed=3)
+        results.append(upgraded.state_dict())
+    assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
+    assert float(results[0]["lam"]) == pytest.approx(0.2)
+
+
+def balanced(model: UpgradedModel, loss: OpenWorldLoss, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """mean h[K+1] on the data and λ mean (1 - h[K+1]) on negatives: equal where the unknown's bias has no gradient."""
+    method = loss.method(x, y)
+    with torch.no_grad():
+        negatives = method.draw_negatives(model.encoder(x), y)
+        data, drawn = (tail.softmax(1)[:, -1] for tail in (model(x), model.tail(negatives)))
+    return float(data.mean()), 0.1 * float((1 - drawn).mean())
+
+
+def test_the_first_batch_raises_the_unknown_to_its_balance(trained: nn.Module, digits: dict[str, Tensor]) -> None:
+    """By statistics of other chains than those the bias was set by, hence the tolerance; the K logits stay."""
+    x, y = digits["x"], digits["y"]
+    model = upgrade(trained)
+    loss = OpenWorldLoss(model, chains=400)
+    assert float(model.lam) == 0
+    data, negatives = balanced(model, loss, x, y)
+    assert data == pytest.approx(negatives, rel=0.15)
+    assert 0.01 < data < 0.1
+    assert torch.equal(model(x)[:, :-1], trained(x))
+    bias = model.head.bias.detach().clone()
+    OpenWorldLoss(model)(x, y)  # raised once, not again
+    assert torch.equal(model.head.bias, bias)
+
+
+def test_the_loss_is_eq_4_by_hand() -> None:
+    """With the same chains, run here by the reference, and with outliers at half the weight each."""
+    torch.manual_seed(0)
+    x, y = (torch.from_numpy(each)[:60] for each in blobs())
+    outliers = torch.randn(20, 4)
+    model = small_model()
+    loss = OpenWorldLoss(model, lam=0.3, steps=4, chains=10, start="features", noise=0.0, trust=0.0, seed=5)
+    found = loss(x, y)
+    other = OpenWorldLoss(model, lam=0.3, steps=4, chains=10, start="features", noise=0.0, trust=0.0, seed=5)
+    with_outliers = other(x, y, unknown=outliers)
+    method = OpenWorldLoss(model, chains=10, start="features", seed=5).method(x, y)
+    starts = method.starts.draw(model.encoder(x).detach(), y, method.stream)
+    ends = run_chain(model.tail, starts, "paper", steps=4, noise=0.0).z
+    with torch.no_grad():
+        ce = nn.functional.cross_entropy(model(x), y)
+        chains = -model.tail(ends).log_softmax(1)[:, -1].mean()
+        real = -model(outliers).log_softmax(1)[:, -1].mean()
+    assert found.item() == pytest.approx(float(ce + 0.3 * chains), rel=1e-5)
+    assert with_outliers.item() == pytest.approx(float(ce + 0.15 * chains + 0.15 * real), rel=1e-5)
+    assert {name: pytest.approx(float(term), rel=1e-5) for name, term in other.last.items()} == {
+        "ce": float(ce), "energy": float(0.15 * chains), "outliers": float(0.15 * real),
+    }  # fmt: skip
+    assert not any(term.requires_grad for term in loss.last.values())
+
+
+def test_a_loop_of_ones_own_learns_what_fit_learns(trained: nn.Module, digits: dict[str, Tensor]) -> None:
+    """With autocast, accumulated gradients and outliers."""
+    model = upgrade(trained).train()
+    loss = OpenWorldLoss(model, lam=0.1)
+    assert {id(each) for each in loss.parameters()} == {id(each) for each in model.parameters()}
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    noise = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    for _ in range(5):
+        for step, (x, y) in enumerate(loader(digits, 32)):
+            with torch.autocast("cpu", torch.bfloat16):
+                value = loss(x, y, unknown=noise[: len(x)])
+            (value / 2).backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    known, unseen = predict(model, digits["test_x"]).unknown.mean(), predict(model, digits["unseen"]).unknown.mean()
+    assert accuracy(model, digits) >= accuracy(trained, digits) - 0.01
+    assert unseen > max(0.25, 4 * float(known))
+    assert model.training
+
+
+def test_outliers_leave_batch_statistics_alone(trained: nn.Module, digits: dict[str, Tensor]) -> None:
+    statistics = []
+    for unknown in (None, 100 * torch.ones(32, 1, 8, 8)):
+        model = upgrade(trained).train()
+        torch.manual_seed(0)
+        OpenWorldLoss(model)(digits["x"][:64], digits["y"][:64], unknown)
+        statistics.append(model.encoder.get_submodule("1").running_mean)
+    assert torch.equal(*statistics)  # type: ignore[arg-type]
+    assert not torch.equal(statistics[0], trained[1].running_mean)  # type: ignore[index, arg-type]
+
+
+def test_outliers_train_the_encoder_too() -> None:
+    x, y = (torch.from_numpy(each)[:30] for each in blobs())
+    model = small_model()
+    gradients = []
+    for unknown in (torch.randn(5, 4), torch.randn(5, 4)):
+        model.zero_grad()
+        OpenWorldLoss(model, noise=0.0)(x, y, unknown).backward()
+        gradients.append(next(model.encoder.parameters()).grad.clone())  # type: ignore[union-attr]
+    assert not torch.allclose(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda loss, x, y: loss({"pixel_values": x}, y), r"got a dict .*loss\(batch\['pixel_values'\]"),
+        (lambda loss, x, y: loss(x, y.float()), "one whole number a sample"),
+        (lambda loss, x, y: loss(x, y + 1), "labels run from 1 to 3"),
+        (lambda loss, x, y: loss(x, y[:-1]), "inputs and 299 labels"),
+        (lambda loss, x, y: loss(x * torch.nan, y), "NaN"),
+        (lambda loss, x, y: loss(x, y, unknown=x[:, :2]), r"unknown has the shape \(300, 2\)"),
+        (lambda loss, x, y: loss(x, y, unknown=x[:0]), "pass a batch of outliers"),
+        (lambda loss, x, y: loss(x, y, unknown=x * torch.inf), "infinite"),
+    ],
+)
+def test_the_loss_checks_what_it_is_given(call, sentence: str) -> None:
+    with pytest.raises(EowError, match=sentence):
+        call(OpenWorldLoss(small_model()), *map(torch.from_numpy, blobs()))
+
+
+def test_the_loss_checks_its_settings() -> None:
+    with pytest.raises(EowError, match=r"loss\.lamda: did you mean loss\.lam"):
+        OpenWorldLoss(small_model(), lamda=1.0)
+    with pytest.raises(EowError, match="knows no epochs"):
+        OpenWorldLoss(small_model(), start_epoch=3)
+    with pytest.raises(EowError, match=r"the model is a MLP: .*eow\.upgrade\(model\)"):
+        OpenWorldLoss(MLP())  # type: ignore[arg-type]
+
+
+def tail_of_logits(rows: list[list[float]]) -> SplitModel:
+    """A model of K = 2 that says the logits of row i for input i."""
+    model = SplitModel(nn.Identity(), nn.Linear(len(rows), 3, bias=False))
+    model.head.weight.data = torch.tensor(rows).T
+    return model.double()
+
+
+def test_predict_by_hand() -> None:
+    p = np.array([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4], [0.45, 0.1, 0.45], [0.1, 0.55, 0.35]])
+    model = tail_of_logits(np.log(p).tolist())
+    x = torch.eye(4, dtype=torch.float64)
+    said = predict(model, x)
+    assert said.label.tolist() == [0, -1, 0, 1]  # unknown alone must win: a tie is an answer
+    assert np.allclose(said.confidence, [0.7, 0.3, 0.45, 0.55])
+    assert np.allclose(said.unknown, p[:, 2])
+    assert np.allclose(said.probs, p[:, :2])
+    assert predict(model, x, threshold=0.5).label.tolist() == [0, -1, -1, 1]
+    assert predict(model, x, threshold=0.0).label.tolist() == [0, 0, 0, 1]
+    assert predict(model, x, threshold=1.0).label.tolist() == [-1] * 4
+
+
+def test_an_unknown_rate_replaces_the_odds_of_training() -> None:
+    """Odds of unknown against a class change by ρ / (1 - ρ) / λ."""
+    model = upgrade(nn.Linear(4, 3).double())
+    x = torch.randn(6, 4, dtype=torch.float64)
+    with pytest.raises(EowError, match=r"does not know: eow\.fit it first"):
+        predict(model, x, unknown_rate=0.1)
+    model.lam.fill_(0.2)
+    with torch.no_grad():
+        model.head.bias[-1] += 15
+    before, after = predict(model, x), predict(model, x, unknown_rate=0.3)
+    odds = [said.unknown / said.probs[:, 0] for said in (before, after)]
+    assert torch.allclose(odds[1] / odds[0], torch.tensor(0.3 / 0.7 / 0.2), rtol=1e-5)
+    never = predict(model, x, unknown_rate=0)
+    assert never.unknown.max() == 0
+    assert torch.allclose(never.probs.sum(1), torch.ones(6))
+    assert (never.label >= 0).all()
+
+
+def test_methods_models_arrays_and_loaders_get_the_same_answers() -> None:
+    x, y = blobs(700)
+    model = upgrade(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)))
+    method = fit(model, (x, y), epochs=2)
+    model.train()
+    expected = predict(method, torch.from_numpy(x), unknown_rate=0.2, threshold=0.6)
+    assert torch.allclose(expected.probs.sum(1) + expected.unknown, torch.ones(700))
+    tensors = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    statistics = copy.deepcopy(model.state_dict())
+    for asked in (model, method):
+        for data in (x, x.astype(np.float64), torch.from_numpy(x), DataLoader(tensors, 90), [x[:600], x[600:]]):
+            said = predict(asked, data, unknown_rate=0.2, threshold=0.6)
+            assert torch.equal(said.label, expected.label)
+            assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(said[1:], expected[1:]))
+            assert not said.probs.requires_grad
+    assert model.training
+    assert all(torch.equal(statistics[key], tensor) for key, tensor in model.state_dict().items())
+
+
+def test_a_closed_method_answers_and_abstains_by_threshold_alone() -> None:
+    x, y = blobs()
+    method = fit(small_model(extra=0), (x, y), method="vanilla", epochs=3, lr=0.01)
+    said = predict(method, x)
+    assert said.unknown.max() == 0
+    assert (said.label >= 0).all()
+    abstains = predict(method, x, threshold=0.9).label == -1
+    assert torch.equal(abstains, said.confidence.double() < 0.9)
+    with pytest.raises(EowError, match="vanilla has no unknown logit"):
+        predict(method, x, unknown_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda model, x: predict(MLP(), x), "the model is a MLP"),
+        (lambda model, x: predict(model, x, threshold=1.5), "threshold of 1.5"),
+        (lambda model, x: predict(model, x, threshold=math.nan), "threshold of nan"),
+        (lambda model, x: predict(model, x, unknown_rate=1.0), "unknown rate of 1.0"),
+        (lambda model, x: predict(model, x * torch.nan), "NaN"),
+        (lambda model, x: predict(model, x[:0]), "nothing to predict"),
+        (lambda model, x: predict(model, []), "nothing to predict"),
+        (lambda model, x: predict(model, x[:, :3]), r"cannot take inputs of shape \(300, 3\)|\(256, 3\)"),
+        (lambda model, x: predict(model, [{"x": x}]), "yields a dict"),
+        (lambda model, x: predict(model, x.long()), "floating-point"),
+    ],
+)
+def test_predict_checks_what_it_is_given(call, sentence: str) -> None:
+    model = upgrade(nn.Linear(4, 3))
+    model.lam.fill_(0.1)
+    with pytest.raises(EowError, match=sentence):
+        call(model, torch.from_numpy(blobs()[0]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("name", "cut"), [("resnet", "layer3"), ("lenet", "view"), ("vit", "blocks"), ("vgg", None)])
+def test_fit_on_a_gpu(name: str, cut: str | None) -> None:
+    """Channels last, so that a plain `view` would fail; odd last batches; outliers."""
+    model, shape = network(name)
+    model = upgrade(model, cut)
+    x, y = torch.randn(70, *shape), torch.arange(70) % 3
+    method = fit(model, [(x[:32], y[:32]), (x[32:64], y[32:64]), (x[64:], y[64:])], epochs=3, device="cuda",
+                 unknown=torch.randn(40, *shape))  # fmt: skip
+    assert next(model.parameters()).is_cuda
+    said = predict(method, x)
+    assert said.probs.device.type == "cpu"
+    assert torch.allclose(said.probs.sum(1) + said.unknown, torch.ones(70), atol=1e-3)
+    loss = OpenWorldLoss(model)
+    with torch.autocast("cuda", torch.bfloat16):
+        value = loss(x.cuda(), y.cuda(), unknown=x.cuda())
+    value.backward()
+    assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None)
+
+
+def test_a_vgg_without_batch_norm_can_be_fitted_where_its_features_end() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 3, 32, 32), torch.arange(40) % 3
+    fit(upgrade(VGG(), "features"), (x, y), epochs=1, batch=20)

@@ -1,0 +1,502 @@
+"""The report: its numbers against the runs' own files, its page in a real browser, and what it says when it cannot."""
+
+import base64
+import csv
+import io
+import json
+import shlex
+import shutil
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from problems import blobs, linear_energy_gradient, small_model
+
+from eow import metrics, predictions, runs, storage
+from eow.config import from_assignments, resolve, to_table
+from eow.data import Dataset
+from eow.data.loader import Batches, Transform
+from eow.errors import EowError
+from eow.evaluate import evaluate
+from eow.methods.eow import EOW, EOWOptions
+from eow.report import page, report
+from eow.report.gather import gather
+from eow.report.parts import Cell, Panel, Table, around, rows_of, ticks
+from eow.report.sections import Section, compose
+from eow.report.texts import tex
+
+FAST = {
+    "train": {"epochs": 12, "checkpoint_every": 99},
+    "model": {"hidden": [32]},
+    "data": {"unknown_classes": [8, 9], "outliers": ["noise"]},
+}
+HOSTILE = ["<script>window.hacked=1</script>", "\"quoted\" & 'single'", "</script>", "<img src=x onerror=hacked=1>"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    place = tmp_path_factory.mktemp("runs")
+    folders = []
+    for method in ("vanilla", "eow"):
+        for seed in (0, 1):
+            folders.append(place / f"{method}-{seed}")
+            runs.train(resolve(FAST, {"method": {"name": method}, "seed": seed}), folders[-1], progress=False)
+            summary = storage.read_json(folders[-1] / "summary.json")
+            if method == "eow" and "chain" not in summary:
+                run = runs.load(folders[-1])
+                data = runs.load_sets(run.config.data, seed)
+                profile = run.method.diagnose(Batches(data.train, 1000, data.transform, torch.device("cpu")))
+                storage.write_json(folders[-1] / "summary.json", {**summary, "chain": profile})
+    return folders
+
+
+def metric(folder: Path, where: str, name: str) -> float:
+    return storage.read_json(folder / "summary.json")["metrics"][where][name]
+
+
+def copy(folder: Path, to: Path, **settings: dict) -> Path:
+    """The run under another name, with other settings in its config.json."""
+    shutil.copytree(folder, to)
+    config = storage.read_json(to / "config.json")
+    for section, values in settings.items():
+        config[section] = {**config[section], **values} if isinstance(values, dict) else values
+    storage.write_json(to / "config.json", config)
+    return to
+
+
+def change_manifest(folder: Path, name: str, **values: object) -> None:
+    path = folder / "predictions" / f"{name}.safetensors"
+    arrays, manifest = storage.read_tensors(path, "numpy")
+    storage.write_arrays(path, arrays, {**manifest, **values})
+
+
+def sections_of(folders: list[Path], rate: float | None = None, format: str = "md") -> list[Section]:
+    return compose(gather(folders, rate), format, rate, "")
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# Numbers
+
+
+def test_the_headline_is_mean_and_standard_deviation_of_the_runs_own_summaries(
+    trained: list[Path], tmp_path: Path
+) -> None:
+    files = report(trained, tmp_path / "numbers", "csv")
+    assert tmp_path / "numbers" / "headline.csv" in files
+    lines = {line["method"]: line for line in read_csv((tmp_path / "numbers" / "headline.csv").read_text())}
+    for method, folders in (("vanilla", trained[:2]), ("eow", trained[2:])):
+        for title, name, factor in (("accuracy %", "accuracy", 100), ("ECE %", "ece", 100), ("NLL", "nll", 1)):
+            values = [factor * metric(folder, "test", name) for folder in folders]
+            assert float(lines[method][title]) == pytest.approx(np.mean(values), rel=1e-12)
+            assert float(lines[method][f"{title} std"]) == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+    assert lines["vanilla"]["unknown"] == ""  # vanilla has none: no number, and no zero
+    assert float(lines["eow"]["unknown"]) > 0
+
+
+def test_markdown_and_latex_say_what_the_summaries_say(trained: list[Path], tmp_path: Path) -> None:
+    [markdown], [latex] = (report(trained, tmp_path / f"r.{kind}", kind) for kind in ("md", "latex"))
+    values = [100 * metric(folder, "test", "accuracy") for folder in trained[2:]]
+    mean, spread = f"{statistics.fmean(values):.2f}", f"{statistics.stdev(values):.2f}"
+    assert f"| eow | {mean} ± {spread} |" in markdown.read_text()
+    assert f"eow & {mean} $\\pm$ {spread} &" in latex.read_text()
+    aurocs = [100 * metric(folder, "noise", "auroc_unknown") for folder in trained[2:]]
+    assert f"{statistics.fmean(aurocs):.1f} ± {statistics.stdev(aurocs):.1f}" in markdown.read_text()
+    assert latex.read_text().count(r"\toprule") == latex.read_text().count(r"\bottomrule") >= 3
+    assert tex("a_b & 5 % of $x^2$ {#1} <\\>") == (
+        r"a\_b \& 5 \% of \$x\textasciicircum{}2\$ \{\#1\} \textless{}\textbackslash{}\textgreater{}"
+    )
+
+
+def test_one_csv_holds_every_number_in_a_row_of_its_own(trained: list[Path], tmp_path: Path) -> None:
+    [file] = report(trained, tmp_path / "all.csv", "csv")
+    lines = read_csv(file.read_text())
+    found = [line for line in lines if (line["part"], line["panel"], line["series"]) == ("headline", "NLL", "vanilla")]
+    assert float(found[0]["y"]) == pytest.approx(np.mean([metric(folder, "test", "nll") for folder in trained[:2]]))
+    parts = {line["part"] for line in lines}
+    assert {"reliability", "risk-coverage", "thresholds", "unknown", "training", "chain", "unknowns"} <= parts
+
+
+def test_the_curves_are_those_of_the_predictions(trained: list[Path]) -> None:
+    figures = {figure.key: figure for figure in sections_of(trained)[0].figures}
+    known = [predictions.read(folder / "predictions" / "test.safetensors") for folder in trained[2:]]
+    for figure in figures.values():
+        for panel in figure.panels:
+            assert isinstance(panel, Panel)
+            assert all(len(series.x) <= 200 for series in panel.series)
+    both = np.concatenate([each.confidence for each in known]), np.concatenate([each.correct for each in known])
+    pooled = metrics.reliability(*both)
+    drawn = figures["reliability"].panels[1].series[0]
+    assert drawn.samples == pooled.counts.tolist()
+    kept = pooled.counts > 0
+    np.testing.assert_allclose(np.array(drawn.y, float)[kept], pooled.accuracy[kept])
+    np.testing.assert_allclose(np.array(drawn.x, float)[kept], pooled.confidence[kept])
+    risk = figures["risk-coverage"].panels[0].series[1]
+    assert risk.x[-1] == 100
+    assert risk.y[-1] == pytest.approx(100 * np.mean([1 - each.correct.mean() for each in known]))
+    half = [np.sort(each.confidence)[::-1][: -(-len(each.confidence) // 2)][-1] for each in known]
+    wrong = [100 * (~each.correct[each.confidence >= cut]).mean() for each, cut in zip(known, half)]
+    assert risk.y[risk.x.index(50)] == pytest.approx(np.mean(wrong))
+    accuracy = figures["thresholds"].panels[1].series[1]  # eow, known and noise
+    stored = [storage.read_json(folder / "summary.json")["metrics"]["noise"]["accuracy_at"] for folder in trained[2:]]
+    for threshold in ("0", "0.25", "0.5"):
+        at = accuracy.y[accuracy.x.index(float(threshold))]
+        assert at == pytest.approx(100 * np.mean([each[threshold] for each in stored]))
+    for series, name in zip(figures["unknown"].panels[0].series, ("test", "unknown", "noise")):
+        said = [predictions.read(folder / "predictions" / f"{name}.safetensors") for folder in trained[2:]]
+        assert sum(series.samples) == sum(len(each.unknown) for each in said)
+        assert series.samples[0] == sum((each.unknown < series.x[0] * 2).sum() for each in said)
+    losses = figures["training"].panels[0].series[0]
+    logs = [storage.Log(folder / "log.jsonl").read() for folder in trained[:2]]
+    assert losses.x == list(range(1, 13))
+    np.testing.assert_allclose(losses.y, np.mean([[line["ce"] for line in log] for log in logs], axis=0))
+
+
+def test_an_unknown_rate_is_applied_to_the_runs_that_can(trained: list[Path]) -> None:
+    rows = {row[0].text: row for row in sections_of(trained, 0.01)[0].headline.rows}
+    ece = sections_of(trained, 0.01)[0].headline.header.index("ECE %")
+    wanted = 100 * np.mean([evaluate(folder, 0.01)["test"]["ece"] for folder in trained[2:]])
+    assert rows["eow"][ece].value == pytest.approx(wanted)
+    assert rows["vanilla"][ece].value == pytest.approx(100 * np.mean([metric(f, "test", "ece") for f in trained[:2]]))
+
+
+def test_the_paper_stands_beside_the_runs_it_has(trained: list[Path], tmp_path: Path) -> None:
+    plain = {"name": "mnist", "unknown_classes": []}
+    folders = [copy(folder, tmp_path / folder.name, data=plain) for folder in trained]
+    headline = sections_of(folders)[0].headline
+    assert "paper's accuracy %" not in sections_of(trained)[0].headline.header
+    figures = {row[0].text: dict(zip(headline.header, row)) for row in headline.rows}
+    assert figures["vanilla"]["paper's accuracy %"].value == 98.32
+    assert figures["eow"]["paper's ECE %"].value == 0.88
+    cifar = [copy(folder, tmp_path / f"c{folder.name}", data={**plain, "name": "cifar100"}, model={"name": "resnet50"})
+             for folder in trained]  # fmt: skip
+    for folder in cifar:
+        change_manifest(folder, "noise", name="cifar10")
+    section = sections_of(cifar)[0]
+    table = next(table for table in section.tables if table.key == "table2")
+    row = next(row for row in table.rows if (row[0].text, row[1].text) == ("eow", "cifar10"))
+    assert dict(zip(table.header, row))["paper's above 0.5 %"].value == 57.32
+    figure = next(figure for figure in section.figures if figure.key == "thresholds")
+    printed = [s for panel in figure.panels for s in panel.series if s.kind == "crosses" and s.name == "eow, paper"]
+    assert printed[0].y == [37.65, 50.11, 57.32, 69.0]
+
+
+def test_groups_that_differ_in_a_setting_are_named_by_it(trained: list[Path], tmp_path: Path) -> None:
+    other = copy(trained[2], tmp_path / "other", method={"lam": 0.5})
+    labels = [row[0].text for row in sections_of([*trained, other])[0].headline.rows]
+    assert labels == ["vanilla", "eow, lam 0.1", "eow, lam 0.5"]
+
+
+def test_runs_on_different_data_have_sections_of_their_own(trained: list[Path], tmp_path: Path) -> None:
+    inputs, labels = blobs()
+    np.savez(tmp_path / "blobs.npz", x=inputs, y=labels)
+    wishes = {"data": {"name": f"npz:{tmp_path / 'blobs.npz'}"}, "method": {"name": "vanilla"}}
+    runs.train(resolve({"train": {"epochs": 1}}, wishes), tmp_path / "run", progress=False)
+    both = sections_of([*trained, tmp_path / "run"], format="html")
+    assert [len(section.headline.rows) for section in both] == [2, 1]
+    assert "inputs of shape (4,)" in both[1].gallery.missing
+    (tmp_path / "blobs.npz").unlink()
+    assert "could not be read" in sections_of([tmp_path / "run"], format="html")[0].gallery.missing
+    alone = sections_of([tmp_path / "run"])[0].headline
+    cell = alone.rows[0][alone.header.index("accuracy %")]
+    assert cell.spread is None
+    assert cell.low <= cell.value <= cell.high
+    assert not any(figure.key in ("thresholds", "unknown") for figure in both[1].figures)
+
+
+def test_corruption_figures_are_drawn_from_the_runs_file(trained: list[Path], tmp_path: Path) -> None:
+    without = next(figure for figure in sections_of(trained)[0].figures if figure.key == "corruptions")
+    assert f"eow evaluate {trained[0]} --corruptions" in without.missing
+    folder = copy(trained[2], tmp_path / "run")
+    random = np.random.default_rng(0)
+    matrices = {name: random.random((2, 5)) for name in ("accuracy", "ece", "nll", "unknown")}
+    spread = {name: [{"mean": c.mean(), "std": c.std()} for c in matrix.T] for name, matrix in matrices.items()}
+    table = {"corruptions": ["fog", "glass_blur"], "severities": [1, 2, 3, 4, 5], "source": "made with seed 0"}
+    table |= {name: matrix.tolist() for name, matrix in matrices.items()} | {"severity": spread}
+    storage.write_json(folder / "corruptions.json", table)
+    figures = {figure.key: figure for figure in sections_of([folder])[0].figures}
+    header, rows = rows_of(figures["corruption-maps"])
+    assert header == ["panel", "row", "severity", "value"]
+    assert rows[:5] == [["eow: accuracy, %", "fog", str(s), pytest.approx(100 * matrices["accuracy"][0, s - 1], 1e-5)]
+                        for s in range(1, 6)]  # fmt: skip
+    bars = figures["corruption-bars"].panels[0].series[0]
+    np.testing.assert_allclose(bars.y, 100 * matrices["ece"].mean(0))
+    np.testing.assert_allclose(np.subtract(bars.high, bars.y), 100 * matrices["ece"].std(0))
+    assert Image.open(report([folder], tmp_path / "all.png", "png")[0]).height > 3000
+    storage.write_json(folder / "corruptions.json", {**table, "ece": [[0.1]]})
+    with pytest.raises(EowError, match="does not hold corruption figures"):
+        report([folder], tmp_path / "no.html")
+
+
+def test_a_certified_threshold_is_held_against_the_test_set(trained: list[Path], tmp_path: Path) -> None:
+    folder = copy(trained[0], tmp_path / "run")
+    said = predictions.read(folder / "predictions" / "test.safetensors")
+    cut = float(np.median(said.confidence))
+    promise = {"threshold": cut, "max_risk": 0.05, "delta": 0.1, "coverage": 0.5, "risk": 0.01, "bound": 0.04,
+               "samples": 90, "unknown_rate": None,
+               "weights": storage.read_json(folder / "summary.json")["weights"]}  # fmt: skip
+    storage.write_json(folder / "threshold.json", promise)
+    table = next(table for table in sections_of([folder])[0].tables if table.key == "certified")
+    figures = dict(zip(table.header, table.rows[0]))
+    kept = said.confidence >= cut
+    assert figures["test: answered %"].value == pytest.approx(100 * kept.mean())
+    assert figures["risk %"].value == pytest.approx(100 * (~said.correct[kept]).mean())
+    assert figures["with probability %"].value == pytest.approx(90)
+
+
+def test_the_pictures_are_the_surest_errors_and_the_most_unknown(trained: list[Path]) -> None:
+    strips = sections_of(trained, format="html")[0].gallery.strips
+    run = runs.load(trained[2])
+    said, test = predictions.read(trained[2] / "predictions" / "test.safetensors"), runs.own_test_set(run)
+    wrong = np.flatnonzero(~said.correct)
+    place = wrong[said.confidence[wrong].argmax()]
+    first = strips[1].wrong[0]
+    assert first.confidence == pytest.approx(float(said.confidence[place]))
+    assert (first.truth, first.said) == (run.classes[said.labels[place]], run.classes[said.label[place]])
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(first.image.partition(",")[2]))))
+    np.testing.assert_array_equal(shown, test.inputs[place, 0])
+    assert [picture.unknown for picture in strips[1].unsure] == pytest.approx(sorted(said.unknown.tolist())[:-7:-1])
+    assert [picture.unknown for picture in strips[0].unsure] == [None] * 6
+
+
+def test_the_command_makes_the_same_settings_again(trained: list[Path]) -> None:
+    words = shlex.split(sections_of(trained)[0].details[0].text.splitlines()[2])
+    assert words[:2] == ["eow", "train"]
+    flags = dict(zip(words[2::2], words[3::2]))
+    names = {section: {"name": flags[f"--{section}"]} for section in ("data", "model", "method")}
+    settings = [value for flag, value in zip(words[2::2], words[3::2]) if flag == "--set"]
+    again = resolve(names, {"recipe": flags["--recipe"], "seed": int(flags["--seed"])}, from_assignments(settings))
+    assert to_table(again) == storage.read_json(trained[2] / "config.json")
+
+
+def test_pictures_for_a_paper_are_one_file_or_one_each(trained: list[Path], tmp_path: Path) -> None:
+    files = report(trained, tmp_path / "figures", "png")
+    assert {file.name for file in files} >= {"reliability.png", "thresholds.png", "training.png", "chain.png"}
+    for file in files:
+        pixels = np.asarray(Image.open(file).convert("L"))
+        assert pixels.shape[1] > 500
+        assert (pixels < 128).mean() > 0.001  # something is drawn
+    [sheet] = report(trained, tmp_path / "all.png", "png")
+    assert Image.open(sheet).height == sum(Image.open(file).height for file in files)
+
+
+# What it refuses
+
+
+def test_what_cannot_be_reported_is_said_and_nothing_is_written(trained: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    unfinished = copy(trained[0], tmp_path / "unfinished")
+    (unfinished / "summary.json").unlink()
+    for folders, words in (
+        ([], "needs runs"), ([tmp_path / "nowhere"], "no run folder"), ([unfinished], "not finished"),
+        ([trained[0], copy(trained[0], tmp_path / "twin")], "same settings and seed"),
+    ):  # fmt: skip
+        with pytest.raises(EowError, match=words):
+            report(folders, out)
+    with pytest.raises(EowError, match="choose one of html"):
+        report(trained, out, "pdf")
+    with pytest.raises(EowError, match="is a folder"):
+        report(trained, tmp_path)
+    other = copy(trained[2], tmp_path / "other", method={"lam": 0.5})
+    change_manifest(other, "noise", data_hash="0")
+    with pytest.raises(EowError, match="noise is not the same data"):
+        report([*trained, other], out)
+    assert not out.exists()
+
+
+def test_a_run_given_twice_counts_once_and_the_folder_is_made(trained: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder" / "report.html"
+    assert report([*trained, trained[0], trained[0].parent / "." / trained[0].name], out) == [out]
+    assert out.read_bytes() == report(trained, tmp_path / "again.html")[0].read_bytes()
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5))
+def test_an_axis_holds_its_values_and_has_ticks(values: list[float]) -> None:
+    low, high = around(values)
+    assert low <= min(values) + 1e-9 * abs(low)
+    assert high >= max(values) - 1e-9 * abs(high)
+    marks = ticks(low, high)
+    assert 2 <= len(marks) <= 12
+    assert all(one < two for one, two in pairwise(marks))
+
+
+# The chains' profile
+
+
+def profiled(**options: object) -> tuple[EOW, Batches]:
+    settings = {"chains": 8, "start": "features", "noise": 0.0, "trust": 0.0, "steps": 3, "step": 0.5, **options}
+    method = EOW(small_model(), EOWOptions(**settings), 3, (4,), seed=3)
+    method.prepare(torch.device("cpu"))
+    inputs, labels = blobs(60)
+    data = Dataset("blobs", "train", inputs, labels, ("a", "b", "c"))
+    return method, Batches(data, 60, Transform((0.0,) * 4, (1.0,) * 4), torch.device("cpu"))
+
+
+def test_the_profile_is_the_energy_of_chains_stepped_by_hand() -> None:
+    method, batches = profiled(chains=60)
+    found = method.diagnose(batches)
+    x, _ = next(iter(batches.epoch(0)))
+    z, tail = method.model.encoder(x).detach(), method.model.tail
+    linear = next(module for module in tail.modules() if isinstance(module, torch.nn.Linear))
+    for step in range(4):
+        energy = tail(z).log_softmax(1)[:, -1].detach().double()
+        assert found["mean"][step] == pytest.approx(energy.mean().item(), abs=1e-5)
+        assert found["low"][step] == pytest.approx(np.quantile(energy.numpy(), 0.1), abs=1e-5)
+        z = (z - 0.25 * linear_energy_gradient(linear, z)).detach()
+    assert found["step"] == [0, 1, 2, 3]
+    assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize("start", ["noise", "buffer", "gaussian", "mixed"])
+def test_a_profile_changes_nothing_and_is_seeded(start: str) -> None:
+    method, batches = profiled(start=start, noise=0.1, buffer_size=20, steps=250)
+    tensors = {**dict(method.named_parameters()), **dict(method.named_buffers())}
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    state, own = torch.get_rng_state(), method.stream.get_state()
+    first = method.train().diagnose(batches)
+    assert first == method.diagnose(batches)
+    assert method.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(own, method.stream.get_state())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
+    assert len(first["step"]) == len(first["mean"]) == 101
+    assert first["step"][-1] == 250
+
+
+def test_a_method_without_chains_has_no_profile(trained: list[Path]) -> None:
+    method, batches = profiled(steps=0)
+    assert method.diagnose(batches) is None
+    assert runs.load(trained[0]).method.diagnose(batches) is None
+
+
+# The page, in a browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if shutil.which("chromium") is None:
+        pytest.skip("there is no chromium on this machine")
+    with api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def written(trained: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report(trained, tmp_path_factory.mktemp("page") / "report.html")[0]
+
+
+def opened(chromium, path: Path, **options):
+    """The page, with all that it complains of or asks for."""
+    tab = chromium.new_context(accept_downloads=True, **options).new_page()
+    tab.complaints, tab.requests = [], []
+    tab.on("console", lambda message: tab.complaints.append(message.text))
+    tab.on("pageerror", lambda error: tab.complaints.append(str(error)))
+    tab.on("request", lambda request: tab.requests.append(request.url))
+    tab.goto(path.as_uri())
+    return tab
+
+
+def test_the_page_complains_of_nothing_and_asks_for_nothing(chromium, written: Path) -> None:
+    tab = opened(chromium, written)
+    assert tab.complaints == []
+    assert [url for url in tab.requests if not url.startswith("data:")] == [written.as_uri()]
+    assert tab.locator("figure svg[role=img]").count() >= 10
+    shown = tab.locator("section").inner_text()
+    for word in ("Reliability", "Risk and coverage", "The unknown", "Corruptions", "The chains' energy", "Provenance"):
+        assert word in shown
+    assert tab.locator(".pictures img").count() >= 12
+    assert tab.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+
+
+@pytest.mark.parametrize("width", [375, 1200])
+def test_the_page_fits_its_screen_in_light_and_dark(chromium, written: Path, width: int, tmp_path: Path) -> None:
+    for scheme in ("light", "dark"):
+        tab = opened(chromium, written, viewport={"width": width, "height": 800}, color_scheme=scheme)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        tab.screenshot(path=tmp_path / "page.png", full_page=True)
+        pixels = np.asarray(Image.open(tmp_path / "page.png").convert("L"))
+        assert np.median(pixels) > 235 if scheme == "light" else np.median(pixels) < 40
+        assert (
+            (pixels < 128).mean() if scheme == "light" else (pixels > 128).mean()
+        ) > 0.01  # there is something to see
+        smallest = tab.evaluate("Math.min(...[...document.querySelectorAll('.panel svg')].map("
+                                "svg => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width))")  # fmt: skip
+        assert smallest * 11 >= 9  # the figures' text, in pixels
+
+
+def test_a_click_or_a_key_sorts_by_number(chromium, trained: list[Path], tmp_path: Path) -> None:
+    [section] = sections_of(trained)
+    values = (9.5, 100.0, -3.0, 10.2, None)
+    rows = [[Cell(f"row {place}"), Cell("–") if value is None else Cell(f"{value}", value)]
+            for place, value in enumerate(values)]  # fmt: skip
+    made = replace(section, headline=Table("headline", "Made up", ["name", "number"], rows, "."))
+    (tmp_path / "page.html").write_text(page.page([made]), encoding="utf-8")
+    tab = opened(chromium, tmp_path / "page.html")
+    table = tab.locator("table").first
+    column, title = table.locator("tbody td"), table.locator("thead th").nth(1)
+    title.locator("button").click()
+    assert column.all_inner_texts() == ["-3.0", "9.5", "10.2", "100.0", "–"]
+    assert title.get_attribute("aria-sort") == "ascending"
+    title.locator("button").press("Enter")
+    assert column.all_inner_texts() == ["100.0", "10.2", "9.5", "-3.0", "–"]
+    assert title.get_attribute("aria-sort") == "descending"
+    table.locator("thead button").first.press("Space")
+    assert table.locator("tbody th").all_inner_texts() == [f"row {place}" for place in range(5)]
+    assert title.get_attribute("aria-sort") is None
+
+
+def test_downloads_hold_the_numbers_shown(chromium, trained: list[Path], written: Path, tmp_path: Path) -> None:
+    tab = opened(chromium, written)
+    [section] = sections_of(trained)
+    buttons = tab.locator("button.download")
+    assert buttons.count() == len(section.with_numbers)
+    texts = {}
+    for index in range(buttons.count()):
+        with tab.expect_download() as coming:
+            buttons.nth(index).click()
+        coming.value.save_as(tmp_path / "file.csv")
+        texts[coming.value.suggested_filename] = (tmp_path / "file.csv").read_text(encoding="utf-8")
+    for part in section.with_numbers:
+        header, rows = rows_of(part)
+        lines = list(csv.reader(io.StringIO(texts[f"{section.slug}-{part.key}.csv"])))
+        assert lines[0] == header
+        for line, row in zip(lines[1:], rows, strict=True):
+            for cell, value in zip(line, row, strict=True):
+                assert cell == value if isinstance(value, str) else float(cell) == value
+    shown = tab.locator("table").first.locator("tbody tr").all()
+    for line, row in zip(read_csv(texts[f"{section.slug}-headline.csv"]), shown, strict=True):
+        assert row.locator("td").first.inner_text().split()[0] == f"{float(line['accuracy %']):.2f}"
+    assert tab.complaints == []
+
+
+def test_hostile_names_are_shown_as_text(chromium, trained: list[Path], tmp_path: Path) -> None:
+    folder = copy(trained[2], tmp_path / '<img src=x onerror=hacked=1>&"')
+    change_manifest(folder, "test", classes=(HOSTILE * 2)[:8])
+    change_manifest(folder, "noise", name=HOSTILE[0])
+    tab = opened(chromium, report([folder], tmp_path / "page.html")[0])
+    assert tab.complaints == []
+    assert tab.evaluate("typeof window.hacked") == "undefined"
+    assert tab.evaluate("document.querySelectorAll('[onerror]').length") == 0
+    text = tab.locator("section").inner_text()
+    assert HOSTILE[0] in text
+    assert '<img src=x onerror=hacked=1>&"' in text
+    named = " ".join(tab.locator(".said").all_inner_texts())
+    assert any(name in named for name in HOSTILE)
+    assert tab.locator("script").count() == 2
+    for kind in ("md", "latex", "csv", "png"):
+        report([folder], tmp_path / f"r.{kind}", kind)
+    assert "<script>" not in (tmp_path / "r.md").read_text()

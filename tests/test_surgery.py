@@ -1,0 +1,475 @@
+"""`eow.upgrade`: models of many builds keep their logits bit for bit, and what cannot be upgraded is told why."""
+
+import copy
+import math
+
+import pytest
+import torch
+from networks import CLASSES, NETWORKS, LeNet, ResNet, network
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eow.errors import EowError
+from eow.models import SplitModel, build
+from eow.models.surgery import UpgradedModel, upgrade
+from eow.models.widening import WidenedLinear
+from eow.sampling import run_chain
+
+CUTS = {
+    "resnet": ("input", "conv1", "maxpool", "layer1.0", "layer1", "layer2", "layer3", "layer4", "avgpool"),
+    "vgg": ("input", "features", "features.3", "avgpool", "flatten", "classifier.0", "classifier.4"),
+    "densenet": ("input", "stem", "norm"),
+    "mobilenet": ("input", "features.0", "features.1", "features", "mean"),
+    "convnext": ("input", "stem", "stages.0", "stages", "norm"),
+    "vit": ("input", "patches", "blocks.0", "blocks", "norm"),
+    "lenet": ("input", "conv1", "conv2", "view", "fc1", "relu_2"),
+    "mlp": ("input", "fc1", "relu", "fc2", "relu_1"),
+    "sequential": ("input", "0", "1", "2", "3"),
+    "linear": ("input",),
+}
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_old_logits_stay_and_the_unknown_stays_out(name: str) -> None:
+    """At every cut, in evaluation and in training, where dropout has to fall in the same places."""
+    model, shape = network(name)
+    x = torch.randn(5, *shape)
+    expected = model(x)
+    torch.manual_seed(1)
+    in_training = copy.deepcopy(model).train()(x)
+    upgraded = upgrade(model)
+    assert upgraded.cut == "penultimate"
+    assert not set(CUTS[name]).difference(upgraded.cuts)
+    for cut in upgraded.cuts:
+        upgraded = upgrade(model, cut, classes=CLASSES)
+        logits = upgraded(x)
+        assert torch.equal(logits[:, :-1], expected), cut
+        assert torch.equal(upgraded.tail(upgraded.encoder(x)), logits)
+        assert logits.softmax(1)[:, -1].max() < 1e-6
+        assert upgraded.encoder(x).shape[1:] == upgraded.feature_shape(shape)
+        torch.manual_seed(1)
+        assert torch.equal(upgraded.train()(x)[:, :-1], in_training), cut
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_model_given_is_not_touched(name: str) -> None:
+    model, _ = network(name)
+    model.train()
+    (frozen := next(iter(reversed(list(model.modules()))))).eval()  # one that somebody put in evaluation on purpose
+    before, modes = state(model), [module.training for module in model.modules()]
+    generator = torch.get_rng_state()
+    upgraded = upgrade(model)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+    assert upgraded.training == model.training
+    assert frozen.training is False
+    for parameter in upgraded.parameters():
+        parameter.data.zero_()
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+
+
+def test_modes_are_taken_over_one_by_one() -> None:
+    model = ResNet().train()
+    model.bn1.eval()
+    model.layer2[0].bn2.eval()
+    upgraded = upgrade(model, "layer3")
+    assert upgraded.training
+    assert not upgraded.encoder.bn1.training  # type: ignore[union-attr]
+    assert not upgraded.encoder.get_submodule("layer2.0.bn2").training
+    assert upgraded.encoder.get_submodule("layer2.0.bn1").training
+
+
+def test_names_of_weights_are_the_users() -> None:
+    names = set(upgrade(ResNet(), "layer3").state_dict())
+    expected = {
+        ("tail." if key.startswith(("layer4", "fc")) else "encoder.") + key for key in ResNet().state_dict()
+    } | {"tail.fc.bias", "lam"}
+    assert names == expected
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("offset", [-300.0, 0.0, 300.0])
+def test_no_scale_or_offset_of_the_logits_moves_a_prediction(scale: float, offset: float) -> None:
+    """The bound is e^-16 / K for any logits at all, by Jensen; single precision rounds the offset of 300."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    with torch.no_grad():
+        model.weight.mul_(scale)
+        model.bias.mul_(scale).add_(offset)
+    logits = upgrade(model)(torch.randn(200, 6))
+    assert logits.softmax(1)[:, -1].max() <= 1.01 * math.exp(-16) / 4
+    assert (logits.argmax(1) < 4).all()
+
+
+def test_the_unknown_logit_is_the_mean_of_the_others_less_16() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4).double()
+    x = torch.randn(7, 6, dtype=torch.float64)
+    assert torch.allclose(upgrade(model)(x)[:, -1], model(x).mean(1) - 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["resnet", "vgg", "mlp"])
+def test_other_precisions(name: str, dtype: torch.dtype) -> None:
+    model, shape = network(name)
+    model = model.to(dtype)
+    x = torch.randn(5, *shape).to(dtype)
+    logits = upgrade(model)(x)
+    assert logits.dtype == dtype
+    assert torch.equal(logits[:, :-1], model(x))
+    assert logits.float().softmax(1)[:, -1].max() < 1e-6
+
+
+def test_tails_that_can_be_written_out_are_plain_sequentials() -> None:
+    assert [type(module) for module in upgrade(ResNet(), "layer4").tail] == [  # type: ignore[union-attr]
+        nn.AdaptiveAvgPool2d, nn.Flatten, WidenedLinear,
+    ]  # fmt: skip
+    tail = upgrade(LeNet(), "relu_1").tail
+    assert [type(each) for each in tail.children()] == [nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, WidenedLinear]
+
+
+@pytest.mark.parametrize(("name", "cut"), [("resnet", "layer3"), ("vit", "blocks.0"), ("lenet", "conv2")])
+def test_chains_run_through_any_tail(name: str, cut: str) -> None:
+    """The tail takes another batch size than the one it was traced with, and gradients flow."""
+    model, shape = network(name)
+    upgraded = upgrade(model, cut)
+    z = torch.randn(7, *upgraded.feature_shape(shape))
+    chain = run_chain(upgraded.tail, z, "paper", steps=5, generator=torch.Generator().manual_seed(0))
+    assert chain.energy[-1].mean() < chain.energy[0].mean()
+
+
+def test_a_copy_of_the_upgraded_model_and_its_weights_say_the_same() -> None:
+    model, shape = network("resnet")
+    x = torch.randn(4, *shape)
+    upgraded = upgrade(model, "layer2").eval()
+    with torch.no_grad():
+        upgraded.head.weight.add_(1)
+    assert torch.equal(copy.deepcopy(upgraded)(x), upgraded(x))
+    other = upgrade(ResNet().eval(), "layer2")
+    other.load_state_dict(upgraded.state_dict())
+    assert torch.equal(other(x), upgraded(x))
+
+
+def test_without_a_copy_the_weights_are_shared_and_the_model_is_whole() -> None:
+    model, shape = network("resnet")
+    x = torch.randn(4, *shape)
+    expected = model(x)
+    upgraded = upgrade(model, "layer2", copy=False)
+    assert upgraded.encoder.conv1 is model.conv1
+    assert torch.equal(model(x), expected)
+    with torch.no_grad():
+        model.conv1.weight.add_(1)
+    assert torch.equal(upgraded(x)[:, :-1], model(x))
+
+
+def test_a_wrong_cut_names_the_possible_ones() -> None:
+    with pytest.raises(
+        EowError, match=r"no cut 'layer9': choose one of input, conv1, .*layer4, avgpool, .*penultimate"
+    ):
+        upgrade(ResNet(), "layer9")
+    with pytest.raises(EowError, match=r"'layer1\.0\.conv1' is no place where one tensor carries everything: choose"):
+        upgrade(ResNet(), "layer1.0.conv1")
+    with pytest.raises(EowError, match="'fc' is no place"):
+        upgrade(ResNet(), "fc")
+
+
+def test_a_cut_inside_a_dense_block_is_none() -> None:
+    model, _ = network("densenet")
+    assert not {"layers.0", "layers.1", "layers.2"} & set(upgrade(model).cuts)
+
+
+def test_what_needs_the_input_again_later_has_no_cut_in_between() -> None:
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.b(self.a(x)) + x)
+
+    assert upgrade(Skip()).cuts == ("input", "add", "penultimate")
+
+
+class Ends(nn.Module):
+    """A network whose end is given."""
+
+    def __init__(self, end: nn.Module | None = None, then: object = None) -> None:
+        super().__init__()
+        self.body, self.head, self.end, self.then = nn.Linear(6, 8), nn.Linear(8, 3), end or nn.Identity(), then
+
+    def forward(self, x: Tensor) -> object:
+        logits = self.end(self.head(F.relu(self.body(x))))
+        return self.then(logits) if self.then else logits  # type: ignore[operator]
+
+
+class Decides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x if x.sum() > 0 else -x)
+
+
+class Cosine(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(F.normalize(input), F.normalize(self.weight))
+
+
+class ByMode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(2 * x if self.training else x)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.head(x))
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].weight = model[0].weight  # type: ignore[union-attr]
+    return model
+
+
+def hooked() -> nn.Module:
+    model = ResNet()
+    model.layer2.register_forward_hook(lambda module, args, output: None)
+    return model
+
+
+def hooked_head() -> nn.Module:
+    model = ResNet()
+    model.fc.register_forward_hook(lambda module, args, output: None)
+    return model
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (lambda: Ends(nn.LogSoftmax(1)), r"ends in end \(LogSoftmax\).*set_submodule\('end', torch.nn.Identity\(\)\)"),
+        (lambda: Ends(then=lambda f: F.softmax(f, dim=1)), "ends in softmax, so it gives no logits: remove it"),
+        (lambda: Ends(then=lambda f: f.log_softmax(1)), "ends in log_softmax"),
+        (lambda: Ends(then=torch.sigmoid), "ends in sigmoid"),
+        (lambda: Ends(then=lambda f: (f, f)), r"returns a tuple: .* return the logits alone, or pass the two parts"),
+        (lambda: Ends(then=lambda f: {"logits": f}), r"returns a dict: .* return the logits alone"),
+        (lambda: Ends(then=lambda f: 3 * f), "does not end in its last linear layer but in mul"),
+        (lambda: Ends(nn.ReLU()), r"does not end in its last linear layer but in end \(ReLU\)"),
+        (Decides, r"torch.fx cannot trace Decides.forward \(.*eow.upgrade\(\(encoder, tail\)\)"),
+        (ByMode, "computes something else in training"),
+        (convolutional, "no nn.Linear that makes its logits.*replace its convolution head"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.ReLU()), "no nn.Linear that makes its logits"),
+        (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Cosine(8, 3)), "Cosine with a forward of its own"),
+        (lambda: nn.Linear(6, 1), "one output, a yes or no"),
+        (Twice, "used twice"),
+        (tied, "shares its weight with 0"),
+        (hooked, "layer2 has a hook"),
+        (hooked_head, "fc has a hook"),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), "has a parametrization"),
+        (lambda: nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(3)), r"lazy layers.*call model\(x\) once"),
+        (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3)), "cannot be guessed.*pass example="),
+        (lambda: nn.Sequential(nn.Linear(6, 8), nn.Linear(9, 3)), r"cannot take a batch of shape \(3, 6\)"),
+        (lambda: "resnet", "the model is a str"),
+        (lambda: (nn.Linear(6, 3),), "pair"),
+        (lambda: (nn.Linear(6, 3), nn.ReLU()), "the tail has no nn.Linear"),
+        (lambda: (nn.Linear(6, 4), nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))), "tail changes what its last"),
+        (lambda: (nn.LSTM(6, 4), nn.Linear(4, 3)), "pass example="),
+        (lambda: upgrade(nn.Linear(6, 3)), "already"),
+        (lambda: copy.deepcopy(upgrade(nn.Linear(6, 3)).tail), "already"),
+    ],
+)
+def test_what_cannot_be_upgraded_is_told_why(model, sentence: str) -> None:
+    with pytest.raises(EowError, match=sentence):
+        upgrade(model())
+
+
+def test_classes_and_example_are_checked() -> None:
+    with pytest.raises(EowError, match="classes is 10, but the model's last linear layer, fc, has 3 outputs"):
+        upgrade(ResNet(), classes=10)
+    with pytest.raises(EowError, match="the example is a list"):
+        upgrade(ResNet(), example=[1, 2])
+    with pytest.raises(EowError, match=r"cannot take a batch of shape \(3, 4, 64, 64\)"):
+        upgrade(ResNet(), example=torch.zeros(1, 4, 64, 64))
+    with pytest.raises(EowError, match="one row of logits for each input"):
+        upgrade(nn.Linear(6, 3), example=torch.zeros(2, 5, 6))
+
+
+def test_an_example_gives_a_shape_that_cannot_be_guessed() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
+    tokens = torch.tensor([[1, 2, 3]])
+    upgraded = upgrade(model, example=tokens)
+    assert torch.equal(upgraded(tokens)[:, :-1], model(tokens))
+    assert upgraded.integers
+    assert upgraded.feature_shape((3,)) == (12,)
+    assert upgraded.cuts == ("0", "1", "penultimate")  # whole numbers are no place for chains
+    odd = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4 * 5 * 9, 3))
+    with pytest.raises(EowError, match="pass example="):
+        upgrade(odd)
+    assert upgrade(odd, example=torch.zeros(1, 2, 7, 11)).classes == 3
+
+
+def test_a_module_that_cannot_be_traced_is_taken_whole() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) if x.mean() > 0 else -self.linear(x)
+
+    model = nn.Sequential(nn.Linear(6, 6), Inner(), nn.Linear(6, 3))
+    x = torch.randn(9, 6)
+    upgraded = upgrade(model)
+    assert upgraded.cuts == ("input", "0", "1", "penultimate")
+    assert torch.equal(upgraded(x)[:, :-1], model(x))
+
+
+def test_leaves_keep_their_hooks_and_parametrizations() -> None:
+    """Weight norm on an inner layer still computes its weight from its parts, in the copy too."""
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 3))
+    calls = []
+    model[1].register_forward_hook(lambda module, args, output: calls.append(output.shape))
+    upgraded = upgrade(model)
+    x = torch.randn(5, 6)
+    calls.clear()
+    upgraded(x).sum().backward()
+    assert calls == [(5, 8)]
+    inner = dict(upgraded.encoder.named_parameters())
+    assert inner["0.parametrizations.weight.original0"].grad is not None
+
+
+def test_torchs_own_attention_is_a_leaf_that_returns_two() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.attention = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(x)
+            y, _ = self.attention(y, y, y, need_weights=False)
+            return self.head((x + y).mean(1))
+
+    model = Model().eval()
+    x = torch.randn(5, 4, 8)
+    upgraded = upgrade(model, "add", example=x)
+    assert torch.equal(upgraded(x)[:, :-1], model(x))
+    assert upgraded.cuts == ("input", "add", "mean", "penultimate")
+
+
+def test_noise_at_evaluation_is_compared_under_the_same_numbers() -> None:
+    model = build("mlp", 3, (4,), hidden=(8,), input_noise=0.5)
+    assert upgrade(nn.Sequential(model.encoder, model.tail)).classes == 3
+
+
+def test_an_eow_network_keeps_its_named_cuts() -> None:
+    model = build("resnet18", 3, (3, 16, 16), cut="stage4").eval()
+    x = torch.randn(2, 3, 16, 16)
+    upgraded = upgrade(model, "stage2")
+    assert (upgraded.cut, upgraded.cuts) == ("stage2", model.cuts)
+    assert torch.equal(upgraded(x)[:, :-1], model(x))
+    with pytest.raises(EowError, match="no cut 'stage9'"):
+        upgrade(model, "stage9")
+
+
+def test_a_pair_is_taken_as_it_is() -> None:
+    class Decider(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x if x.sum() > 0 else -x)
+
+    encoder, tail = Decider().eval(), nn.Sequential(nn.Dropout(), nn.Linear(4, 3)).eval()
+    x = torch.randn(5, 6)
+    upgraded = upgrade((encoder, tail), classes=3)
+    assert isinstance(upgraded, UpgradedModel)
+    assert torch.equal(upgraded(x)[:, :-1], tail(encoder(x)))
+    assert isinstance(tail[1], nn.Linear)
+    assert tail[1].out_features == 3
+    assert upgraded.head is not tail[1]
+    assert upgraded.cut is None
+    with pytest.raises(EowError, match="cut already"):
+        upgrade((encoder, tail), "linear")
+    with pytest.raises(EowError, match="upgrade the original again"):
+        upgraded.recut("linear")
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_transformers_come_as_a_pair(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+    class Encoder(nn.Module):
+        def __init__(self, body: nn.Module) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x).last_hidden_state[:, 0]
+
+    if kind == "vit":
+        config = transformers.ViTConfig(**small, image_size=8, patch_size=4, num_channels=1, num_labels=3)
+        model = transformers.ViTForImageClassification(config).eval()
+        x = torch.randn(5, 1, 8, 8)
+        pair = (Encoder(model.vit), model.classifier)
+        expected = model(x).logits
+    else:
+        config = transformers.BertConfig(**small, vocab_size=20, max_position_embeddings=16, num_labels=3)
+        model = transformers.BertForSequenceClassification(config).eval()
+        x = torch.randint(20, (5, 7))
+
+        class Pooled(Encoder):
+            def forward(self, x: Tensor) -> Tensor:
+                return self.body(x).pooler_output
+
+        pair = (Pooled(model.bert), nn.Sequential(model.dropout, model.classifier))
+        expected = model(x).logits
+    with pytest.raises(EowError, match=r"pass the two parts yourself"):
+        upgrade(model, example=x)
+    upgraded = upgrade(pair, example=x)
+    assert torch.equal(upgraded(x)[:, :-1], expected)
+    assert upgraded.feature_shape(x.shape[1:]) == (16,)
+
+
+def test_a_frozen_model_gets_a_head_that_can_learn() -> None:
+    upgraded = upgrade(ResNet().requires_grad_(False))
+    assert {name for name, each in upgraded.named_parameters() if each.requires_grad} == {
+        "tail.fc.weight",
+        "tail.fc.bias",
+    }
+
+
+def test_a_split_model_by_hand_is_a_pair() -> None:
+    parts = SplitModel(nn.Linear(6, 4), nn.Linear(4, 3))
+    x = torch.randn(5, 6)
+    assert torch.equal(upgrade(parts)(x)[:, :-1], parts(x))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    model, shape = network("resnet")
+    model = model.cuda()
+    x = torch.randn(5, *shape, device="cuda")
+    upgraded = upgrade(model, "layer3")
+    assert all(tensor.is_cuda for tensor in upgraded.state_dict().values())
+    assert torch.equal(upgraded(x)[:, :-1], model(x))
