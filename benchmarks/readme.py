@@ -4,16 +4,22 @@ python benchmarks/readme.py            # writes them between their markers; `mak
 """
 
 import json
-import statistics
 from pathlib import Path
 
+from eow.bench.table import text_cells
+
 ROOT = Path(__file__).parent.parent
-DIGITS = "records/2026-11-15_digits"
+DIGITS = "records/2026-11-15_demo-full"
 SPEED = "records/2026-11-15_speed-h200"
+TABULAR = "records/2026-11-15_tabular"
 
 ABOUT_DIGITS = f"""Digits, 8 and 9 never seen in training, recipe `modern`, mean ± standard deviation over 3 seeds, on
 one CPU thread (`make demo-all`, [record]({DIGITS}/record.md)). Accuracy, ECE and AUROC (confidence, known against
 unseen) in %:
+"""
+ABOUT_TABULAR = f"""`EOWClassifier` beside scikit-learn's classifiers with their defaults, five splits
+(`python benchmarks/tabular.py`, [record]({TABULAR}/record.md) with its caveats). AUROC % of unknown, for the others of
+the largest probability, between test rows and rows with shuffled columns, and rows of a class left out of training:
 """
 ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, 64 chains of {steps} steps, milliseconds
 (`python benchmarks/speed.py`, [record]({folder}/record.md) with all models and batch sizes):
@@ -23,15 +29,6 @@ The authors' own code takes 414 ms for an iteration on WRN-28-10 in TF32 on such
 CIFAR-100, ResNet-50, 15 epochs, one seed: vanilla {vanilla}, EOW from epoch 10 with 100 steps after
 stage 4 {features}, EOW with the default settings {modern}."""
 
-COLUMNS = {  # key in the record: heading, factor, digits
-    "accuracy": ("accuracy", 100, 1),
-    "ece": ("ECE", 100, 2),
-    "nll": ("NLL", 1, 3),
-    "auroc": ("AUROC", 100, 1),
-    "unknown_known": ("unknown: known", 1, 3),
-    "unknown_unseen": ("unseen", 1, 3),
-    "seconds": ("seconds", 1, 1),
-}
 SHOWN = (("resnet50", "penultimate", 256), ("resnet50", "stage4", 256), ("resnet50", "stage3", 256))
 SHOWN += (("wrn28_10", "stage2", 64),)
 
@@ -41,25 +38,26 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def spread(values: list[float], factor: int, digits: int, alone: bool) -> str:
-    if not values:
-        return "-"
-    mean = f"{factor * statistics.mean(values):.{digits}f}"
-    return mean if alone else f"{mean} ± {factor * statistics.stdev(values):.{digits}f}"
-
-
 def digits_table() -> str:
     """All methods on digits with 8 and 9 unseen."""
     table = json.loads((ROOT / DIGITS / "table.json").read_text())
+    header, rows = text_cells(table)
+    return f"{ABOUT_DIGITS}\n{markdown(header, rows)}\n\n{table['note']}"
+
+
+def tabular_table() -> str:
+    """The estimator beside scikit-learn's classifiers."""
     rows = []
-    for method, runs in table.items():
-        cells = [f"`{method}`"]
-        for key, (_, factor, digits) in COLUMNS.items():
-            # As in the demo's own table: `shrink` may have an unknown with one seed and none with another.
-            values = [run[key] or 0.0 for run in runs] if any(run[key] is not None for run in runs) else []
-            cells.append(spread(values, factor, digits, alone=key == "seconds"))
-        rows.append(cells)
-    return f"{ABOUT_DIGITS}\n{markdown(['method', *(heading for heading, _, _ in COLUMNS.values())], rows)}"
+    for name, table in json.loads((ROOT / TABULAR / "tabular.json").read_text())["tables"].items():
+        for row in table:
+            cells = [f"{100 * row['accuracy']:.1f}", f"{row['log_loss']:.3f} ± {row['log_loss_error']:.3f}"]
+            cells += [f"{100 * row['ece']:.2f} ({100 * row['null_ece']:.2f})"]
+            cells += [
+                "-" if row[key] is None else f"{100 * row[key]:.1f}" for key in ("auroc_permuted", "auroc_unseen")
+            ]
+            rows.append([name, row["classifier"], *cells, f"{row['seconds']:.2f}"])
+    header = ["set", "classifier", "accuracy %", "log-loss", "ECE % (null)", "AUROC permuted", "unseen", "seconds"]
+    return f"{ABOUT_TABULAR}\n{markdown(header, rows)}"
 
 
 def speed_table() -> str:
@@ -85,7 +83,7 @@ def speed_table() -> str:
 
 def rendered(text: str) -> str:
     """The README with its tables as the records have them now."""
-    for name, table in (("digits", digits_table), ("speed", speed_table)):
+    for name, table in (("digits", digits_table), ("tabular", tabular_table), ("speed", speed_table)):
         begin, end = f"<!-- table: {name} -->\n", f"\n<!-- end: {name} -->"
         before, rest = text.split(begin)
         text = before + begin + table() + end + rest.split(end)[1]

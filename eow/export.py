@@ -26,10 +26,10 @@ from eow.data import CATALOG, load
 from eow.data.inputs import read_inputs
 from eow.deployed import INPUT, OUTPUTS, WITH_ONNX, Answers, Card, first_line, from_bytes
 from eow.errors import EowError
-from eow.traceable import DECOMPOSITIONS, Graph
 from eow.predictions import policy
 from eow.runs import Run
 from eow.runs import load as load_run
+from eow.traceable import DECOMPOSITIONS, Graph
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 OPSET = 18  # the one torch's exporter is written in: any other is a conversion of it

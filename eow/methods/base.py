@@ -94,6 +94,11 @@ class Method(nn.Module):
         """A post-hoc part after the last epoch. Both are data.loader.Batches, `holdout` the part of the training set
         that training has not seen, or None where the run has none; no method is ever given test data."""
 
+    def diagnose(self, train: Any) -> dict[str, Any] | None:
+        """What a report may show of the trained method beside its predictions, as plain JSON values; nothing is
+        changed. `train` is data.loader.Batches."""
+        return None
+
     def answer(self, x: Tensor) -> Prediction:
         """The method's prediction; `predict` calls it in evaluation mode and without gradients."""
         raise NotImplementedError

@@ -1,0 +1,212 @@
+"""Reads finished runs and sorts them: runs that differ in nothing but the seed are a group, groups that were tested on
+the same samples are a section."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eow import storage
+from eow.certify import Threshold, stored
+from eow.errors import EowError
+from eow.evaluate import KNOWN, calibration, intervals, kind_of, open_world, read_all, scores_of
+from eow.predictions import Predictions
+from eow.runfolder import ELSEWHERE
+
+KINDS = ("unseen", "near", "far", "other")
+PALETTE = 8  # colours; beyond, lines are dashed as well
+FIRST = ("eow", "vanilla")  # have the first two colours in every report
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the report needs of a run. Of its predictions the probabilities and logits are gone once they are
+    measured: for many runs they would not fit in memory."""
+
+    folder: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    environment: dict[str, Any]
+    log: list[dict[str, Any]]
+    known: Predictions
+    others: dict[str, Predictions]
+    kinds: dict[str, str]
+    open_world: bool
+    figures: dict[str, dict[str, Any]]
+    intervals: dict[str, dict[str, Any]]  # of a run that is alone in its group; others have their spread
+    corruptions: dict[str, Any] | None
+    threshold: Threshold | None
+
+    @property
+    def method(self) -> str:
+        return str(self.config["method"]["name"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one method and setting, by seed, and the colour that stands for it in every figure."""
+
+    label: str
+    colour: int
+    runs: list[Loaded]
+
+    @property
+    def first(self) -> Loaded:
+        return self.runs[0]
+
+
+@dataclass(frozen=True)
+class Bunch:
+    """Groups on the same test data. `sets` names what is unknown to them, with its kind, nearest first."""
+
+    title: str
+    groups: list[Group]
+    sets: dict[str, str]
+
+
+def gather(folders: Sequence[str | Path], unknown_rate: float | None = None) -> list[Bunch]:
+    """All runs, read, grouped and named. A folder that is given twice counts once."""
+    distinct = {Path(folder).absolute().resolve(): Path(folder) for folder in reversed(folders)}
+    if not distinct:
+        raise EowError("a report needs runs: give the folders of finished ones, such as runs/*")
+    loaded = [read_run(folder, unknown_rate) for folder in reversed(distinct.values())]
+    bunches: dict[tuple[str, ...], list[Loaded]] = {}
+    for run in loaded:
+        bunches.setdefault((title_of(run), str(run.known.manifest.get("data_hash"))), []).append(run)
+    titles = [title for title, _ in bunches]
+    return [
+        make_bunch(title if titles.count(title) == 1 else f"{title}, test data {data_hash[:8]}", runs, unknown_rate)
+        for (title, data_hash), runs in bunches.items()
+    ]
+
+
+def read_run(folder: Path, unknown_rate: float | None) -> Loaded:
+    if not folder.is_dir():
+        raise EowError(f"there is no run folder {folder}: give the --out of an `eow train`")
+    known, others = predictions_of(folder, unknown_rate)
+    ranked = scores_of(known) if others else None
+    summary = storage.read_json(folder / "summary.json", "metrics", "train_seconds", "weights", "sets")
+    figures = {KNOWN: calibration(known), **{name: open_world(known, each, ranked) for name, each in others.items()}}
+    return Loaded(
+        folder, storage.read_json(folder / "config.json", "seed", "data", "model", "method", "train"), summary,
+        storage.read_json(folder / "environment.json"), storage.Log(folder / "log.jsonl").read(), small(known),
+        {name: small(each) for name, each in others.items()}, {name: kind_of(each) for name, each in others.items()},
+        known.open_world, figures, {}, read_corruptions(folder),
+        stored(folder, summary["weights"]),
+    )  # fmt: skip
+
+
+def read_corruptions(folder: Path) -> dict[str, Any] | None:
+    """The run's corruption figures, if it has any, found fit for drawing."""
+    path = folder / "corruptions.json"
+    if not path.exists():
+        return None
+    table = storage.read_json(path, "corruptions", "severities", "severity", "source", "accuracy", "ece", "nll")
+    rows, columns = len(table["corruptions"]), len(table["severities"])
+    try:
+        fits = all(np.array(table[name], float).shape == (rows, columns) for name in ("accuracy", "ece", "nll"))
+        spreads = [table["severity"][name] for name in ("accuracy", "ece", "unknown")]
+        fits = fits and all(len([(each["mean"], each["std"]) for each in one]) == columns for one in spreads)
+    except (TypeError, KeyError, ValueError):
+        fits = False
+    if not fits:
+        raise EowError(f"{path} does not hold corruption figures: make it again with `eow evaluate --corruptions`")
+    return table
+
+
+def predictions_of(folder: Path, unknown_rate: float | None) -> tuple[Predictions, dict[str, Predictions]]:
+    """All predictions of a run, for the unknown rate where it has an unknown logit."""
+    known, others = read_all(folder)
+    return read_all(folder, unknown_rate) if unknown_rate is not None and known.open_world else (known, others)
+
+
+def small(said: Predictions) -> Predictions:
+    return replace(said, probs=said.probs[:, :0].copy(), logits=None)
+
+
+def title_of(run: Loaded) -> str:
+    data = run.config["data"]
+    unseen = data.get("unknown_classes") or []
+    words = ", ".join(map(str, unseen))
+    return data["name"] + (f", class{'es' if len(unseen) > 1 else ''} {words} unseen" if unseen else "")
+
+
+def settings_of(run: Loaded) -> dict[str, Any]:
+    """What makes a group: all settings but the seed, the place, and what was predicted afterwards."""
+    flat = {"recipe": run.config.get("recipe")}
+    for section in ("data", "model", "method", "train"):
+        flat.update({f"{section}.{key}": value for key, value in run.config[section].items()})
+    apart = {".".join(path) for path in ELSEWHERE} | {"data.outliers"}
+    return {key: value for key, value in flat.items() if key not in apart}
+
+
+def make_bunch(title: str, runs: list[Loaded], unknown_rate: float | None) -> Bunch:
+    from eow.methods import METHODS
+
+    groups: dict[str, list[Loaded]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        groups.setdefault(json.dumps(settings_of(run), sort_keys=True), []).append(run)
+    order = {name: place for place, name in enumerate(METHODS)}
+    listed = sorted(groups.values(), key=lambda group: order.get(group[0].method, len(order)))
+    for group in listed:
+        for one, next_one in pairwise(group):
+            if one.seed == next_one.seed:
+                raise EowError(
+                    f"{one.folder} and {next_one.folder} are runs of the same settings and seed: give one of them"
+                )
+    listed = [
+        group if len(group) > 1
+        else [replace(group[0], intervals=intervals(*predictions_of(group[0].folder, unknown_rate)))]
+        for group in listed
+    ]  # fmt: skip
+    labels, colours = labels_of(listed), colours_of([group[0].method for group in listed])
+    sets = check_sets(runs)
+    return Bunch(title, [Group(*each) for each in zip(labels, colours, listed)], sets)
+
+
+def labels_of(groups: list[list[Loaded]]) -> list[str]:
+    """The method's name, and where it stands more than once, the settings in which its groups differ."""
+    names = [group[0].method for group in groups]
+    labels = []
+    for name, group in zip(names, groups):
+        twins = [settings_of(each[0]) for each, other in zip(groups, names) if other == name]
+        mine = settings_of(group[0])
+        differing = [key for key in mine if any(twin.get(key) != mine[key] for twin in twins)]
+        words = [f"{key.removeprefix('method.')} {plain(mine[key])}" for key in differing]
+        labels.append(", ".join([name, *words]))
+    return labels
+
+
+def plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def colours_of(methods: list[str]) -> list[int]:
+    """eow is always the first colour and vanilla the second; the others take what is free, in order."""
+    taken = {methods.index(name): place for place, name in enumerate(FIRST) if name in methods}
+    free = iter(place for place in range(len(methods) + len(FIRST)) if place not in taken.values())
+    return [taken[index] if index in taken else next(free) for index in range(len(methods))]
+
+
+def check_sets(runs: list[Loaded]) -> dict[str, str]:
+    """The sets that are unknown to any of the runs, and their kinds; a name must be the same samples in all."""
+    found: dict[str, tuple[Any, Loaded]] = {}
+    kinds: dict[str, str] = {}
+    for run in runs:
+        for name, each in run.others.items():
+            data_hash, other = found.setdefault(name, (each.manifest.get("data_hash"), run))
+            if each.manifest.get("data_hash") != data_hash:
+                raise EowError(
+                    f"{name} is not the same data in {other.folder} and {run.folder}: predict it again with "
+                    f"`eow evaluate --on {name}`, or leave one out"
+                )
+            kinds[name] = run.kinds[name]
+    return dict(sorted(kinds.items(), key=lambda item: KINDS.index(item[1])))

@@ -1,0 +1,108 @@
+"""Figures of the training: what the log says epoch by epoch, and the energy along the chains."""
+
+from typing import Any
+
+import numpy as np
+
+from eow.report.curves import BAND, dash_of, legend_of, over_seeds
+from eow.report.gather import Bunch, Group, Loaded
+from eow.report.parts import Axis, Figure, Panel, Series, around, places, ticks
+
+AFTER_TERMS = "lr"  # in a line of the log the loss terms stand before the learning rate
+COUNTERS = {"energy_start": "chains' energy at the start", "energy_end": "chains' energy at the end"}
+TITLES = {"ce": "cross-entropy", "energy": "energy term, times λ", "lr": "learning rate", **COUNTERS}
+STEEP = 30  # from this ratio on, positive values are drawn on a log scale
+
+
+def training(bunch: Bunch) -> Figure:
+    lines = {id(run): [line for line in run.log if AFTER_TERMS in line] for g in bunch.groups for run in g.runs}
+    names = dict.fromkeys(name for group in bunch.groups for run in group.runs for line in lines[id(run)]
+                          for name in curve_names(line))  # fmt: skip
+    panels = []
+    for name in sorted(names, key=lambda name: (name in COUNTERS, name == AFTER_TERMS)):
+        series = []
+        for group in bunch.groups:
+            curves = [{line["epoch"]: line[name] for line in lines[id(run)] if name in line} for run in group.runs]
+            epochs = sorted(set.intersection(*map(set, curves)))
+            if epochs:
+                epochs = [epochs[place] for place in places(len(epochs))]
+                values = [np.array([curve[epoch] for epoch in epochs], float) for curve in curves]
+                series.append(over_seeds(group, np.array(epochs) + 1, values))
+        if series:
+            panels.append(curve_panel(TITLES.get(name, name.replace("_", " ")), "epoch", series))
+    caption = (
+        "Means over each epoch, as the run's log has them: the terms of the loss, whose sum is minimised, the learning "
+        f"rate at the epoch's end and, where there are chains, their mean energies. {BAND}"
+    )
+    used = [group for group in bunch.groups if any(lines[id(run)] for run in group.runs)]
+    return Figure("training", "Training", caption, [*panels], legend_of(used), " ".join(events(bunch)))
+
+
+def curve_names(line: dict[str, Any]) -> list[str]:
+    """The loss terms, the rate and the chains' energies of one line."""
+    keys = list(line)
+    terms = [key for key in keys[: keys.index(AFTER_TERMS) + 1] if key != "epoch" and "event" not in line]
+    return [*terms, *(key for key in COUNTERS if key in line)]
+
+
+def curve_panel(title: str, x_label: str, series: list[Series]) -> Panel:
+    """Axes that fit the curves, those with a wide range of positive values on a log scale."""
+    x = [value for each in series for value in each.x if value is not None]
+    values = [value for each in series for part in (each.y, each.low, each.high) for value in part or ()]
+    known = [value for value in values if value is not None]
+    steep = bool(known) and min(known) > 0 and max(known) > STEEP * min(known) and title != TITLES[AFTER_TERMS]
+    low, high = (min(known), max(known)) if steep else around(values, least=0 if known and min(known) >= 0 else None)
+    first, last = (min(x), max(x)) if max(x) > min(x) else (min(x) - 0.5, max(x) + 0.5)
+    whole = tuple(value for value in ticks(first, last) if value == round(value))
+    return Panel(title, Axis(x_label, first, last, ticks=whole), Axis("", low, high, log=steep), series)
+
+
+def events(bunch: Bunch) -> list[str]:
+    """What happened on the way, in sentences: epochs that were undone, weights that were taken over."""
+    told = []
+    for group in bunch.groups:
+        for run in group.runs:
+            undone = [line["epoch"] + 1 for line in run.log if line.get("event") == "rollback"]
+            if undone:
+                words = ", ".join(map(str, undone))
+                told.append(f"{group.label}, seed {run.seed}: epoch {words} diverged, was undone and tried again.")
+            if source := next((line.get("source") for line in run.log if line.get("event") == "taken over"), None):
+                told.append(f"{group.label}, seed {run.seed}: no training of its own, weights of {source}.")
+    return told
+
+
+def chains(bunch: Bunch) -> Figure | None:
+    """The energy over the steps of the chains, as every run measured it after its training."""
+    profiles = {group.label: [profile_of(run) for run in group.runs] for group in bunch.groups}
+    able = [group for group in bunch.groups if all(profiles[group.label])]
+    if not able:
+        if not any(group.first.config["method"].get("steps") for group in bunch.groups):
+            return None
+        missing = "These runs have not kept their chains' energies, as newer ones do: train again to have them."
+        return Figure(
+            "chain", "The chains' energy", "The mean energy before each step of a chain.", [], missing=missing
+        )
+    series = [average(group, [profile for profile in profiles[group.label] if profile]) for group in able]
+    caption = (
+        "After training, one batch of chains that start as in training: the mean of their energy before each step and "
+        "at the end, at 101 steps at most; the band holds the middle 80 % of the chains. Several seeds: the mean of "
+        "each. Chains go downhill; the energy is the one the run was trained with (method.energy)."
+    )
+    panel = curve_panel("energy", "step", series)
+    return Figure("chain", "The chains' energy", caption, [panel], legend_of(able))
+
+
+def profile_of(run: Loaded) -> dict[str, Any] | None:
+    found = run.summary.get("chain")
+    return found if isinstance(found, dict) and {"step", "mean", "low", "high"} <= found.keys() else None
+
+
+def average(group: Group, found: list[dict[str, Any]]) -> Series:
+    """Step by step over the seeds, which have the same steps; a step without a value in one has none."""
+
+    def mean(name: str) -> list[float | None]:
+        columns = zip(*(profile[name] for profile in found))
+        return [None if None in column else float(np.mean(column)) for column in columns]
+
+    steps = [float(step) for step in found[0]["step"]]
+    return Series(group.label, steps, mean("mean"), group.colour, mean("low"), mean("high"), dash=dash_of(group))
