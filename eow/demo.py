@@ -2,18 +2,15 @@
 methods over several seeds."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from eow.config import RunConfig, resolve
 from eow.console import console, print_table
 from eow.evaluate import evaluate
 from eow.runs import train
 from eow.storage import write_json
+from eow.threads import one_thread
 
 UNKNOWN_CLASSES = (8, 9)
 RATE = 0.01  # the unknown rate of the table's last ECE
@@ -57,18 +54,6 @@ def run_all(folder: Path, seeds: int = 3) -> dict[str, Any]:
     from eow.bench import bench
 
     return bench(Path(str(files("eow.bench") / "demo.toml")), folder, size="full", seeds=seeds)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """For networks this small: several threads gain nothing, and on a busy machine wait for one another most of the
-    time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def row(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ says what was looked at when.
 import copy
 import math
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Generator
+from contextlib import closing
 from typing import Any, cast
 
 import numpy as np
@@ -43,6 +43,7 @@ from eow.models import SplitModel
 from eow.models import build as build_model
 from eow.openworld import prior_shift, shifted_probabilities
 from eow.seeds import derive, own_randomness
+from eow.threads import one_thread
 from eow.training import Training
 
 # Where chains start and how they move, at the cut "input". The noise is three deviations wide: it covers the data.
@@ -325,15 +326,3 @@ def mean_log_likelihood(model: SplitModel, x: Tensor, y: Tensor) -> float:
     """Of the labels among the K classes."""
     with torch.no_grad():
         return -float(nn.functional.cross_entropy(model(x)[:, :-1], y))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for torch inside: layers of a hundred units are slower with more, and joblib's workers get in each
-    other's way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

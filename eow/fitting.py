@@ -5,18 +5,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from eow.batches import (
-    LoaderBatches,
-    array_loader,
-    as_tensor,
-    check_finite,
-    check_range,
-    inputs_of,
-    is_arrays,
-    is_batch,
-    labels_of,
-    outlier_loader,
-)
+from eow.batches import LoaderBatches, array_loader, check_finite, check_range, is_arrays, outlier_loader
 from eow.config import TrainConfig, build, check_training, convert
 from eow.console import training_bar
 from eow.distributed import Place, pick_device
@@ -28,8 +17,6 @@ from eow.models.surgery import UpgradedModel
 from eow.objective import OutlierEOW, floating_type, needs_split, raise_unknown
 from eow.seeds import derive, own_randomness
 from eow.training import Training
-
-__all__ = ["LoaderBatches", "array_loader", "as_tensor", "fit", "inputs_of", "is_batch", "labels_of", "plain"]
 
 
 def fit(

@@ -8,10 +8,10 @@ import torch
 from problems import blobs
 from torch import Tensor, nn
 
+from eow.batches import LoaderBatches
 from eow.config import TrainConfig, resolve
 from eow.distributed import Place
 from eow.errors import EowError
-from eow.fitting import LoaderBatches
 from eow.methods import Method
 from eow.methods.ensemble import Ensemble, fresh_copy, member_seeds
 from eow.methods.vanilla import Vanilla

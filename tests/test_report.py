@@ -321,6 +321,21 @@ def test_a_run_given_twice_counts_once_and_the_folder_is_made(trained: list[Path
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
 
 
+def test_a_bench_stands_for_the_finished_runs_in_its_rows(trained: list[Path], tmp_path: Path) -> None:
+    for folder in trained:
+        shutil.copytree(folder, tmp_path / "bench" / "runs" / folder.name)
+    (tmp_path / "bench" / "runs" / "eow-1" / "summary.json").unlink()  # a cell that failed
+    rows = [{"runs": ["vanilla-0"]}, {"runs": ["eow-0", "eow-1"]}]  # vanilla-1 is there for others only
+    storage.write_json(tmp_path / "bench" / "table.json", {"rows": rows})
+    headline = sections_of([tmp_path / "bench"])[0].headline
+    assert [(row[0].text, row[-1].value) for row in headline.rows] == [("vanilla", 1), ("eow", 1)]
+    below = sections_of([tmp_path / "bench" / "runs"])[0].headline
+    assert [(row[0].text, row[-1].value) for row in below.rows] == [("vanilla", 2), ("eow", 1)]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EowError, match="no predictions"):
+        report([tmp_path / "empty"], tmp_path / "report.html")
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5))
 def test_an_axis_holds_its_values_and_has_ticks(values: list[float]) -> None:
     low, high = around(values)

@@ -7,10 +7,10 @@ from problems import blobs, small_model
 from torch.utils.data import DataLoader, TensorDataset
 
 import eow
+from eow.batches import LoaderBatches
 from eow.config import TrainConfig, build
 from eow.distributed import Place
 from eow.errors import EowError
-from eow.fitting import LoaderBatches
 from eow.methods import METHODS
 from eow.training import Training, learning_rate
 

@@ -9,7 +9,7 @@ Langevin dynamics buys; every option of EOW is there, only the defaults differ.
 
     loss = E_data[-log h(x)[y]] + λ E_negatives[-log h(z)[K+1]]
 
-Ours, digits with 8 and 9 unseen, three seeds, recipe `modern` (records/2026-11-15_demo-full; eow: 98.8, 5.0, 96.2,
+Ours, digits with 8 and 9 unseen, three seeds, `modern` (records/2026-11-15_demo-full; eow: 98.8, 5.0, 96.2,
 .046 / .282); the rows at cut=input were run once, before seeds were derived as they are now:
 
                                   accuracy   ECE    AUROC   unknown: known / unseen classes

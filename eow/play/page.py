@@ -37,11 +37,11 @@ from eow import __version__
 from eow.config import RunConfig, Table, resolve
 from eow.console import console
 from eow.data import Dataset, load
-from eow.demo import one_thread
 from eow.errors import EowError
 from eow.runs import Run, train
 from eow.runs import load as load_run
 from eow.storage import atomic, make_folder
+from eow.threads import one_thread
 
 NETWORKS = ("vanilla", "eow")
 # What differs from the recipe: for both networks, and for EOW's alone.

@@ -73,8 +73,9 @@ class Bunch:
 
 
 def gather(folders: Sequence[str | Path], unknown_rate: float | None = None) -> list[Bunch]:
-    """All runs, read, grouped and named. A folder that is given twice counts once."""
-    distinct = {Path(folder).absolute().resolve(): Path(folder) for folder in reversed(folders)}
+    """All runs, read, grouped and named. A run that is given twice counts once."""
+    every = [run for folder in folders for run in runs_in(Path(folder))]
+    distinct = {run.absolute().resolve(): run for run in reversed(every)}
     if not distinct:
         raise EowError("a report needs runs: give the folders of finished ones, such as runs/*")
     loaded = [read_run(folder, unknown_rate) for folder in reversed(distinct.values())]
@@ -86,6 +87,19 @@ def gather(folders: Sequence[str | Path], unknown_rate: float | None = None) -> 
         make_bunch(title if titles.count(title) == 1 else f"{title}, test data {data_hash[:8]}", runs, unknown_rate)
         for (title, data_hash), runs in bunches.items()
     ]
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folder itself where it is a run's; of a bench's folder the finished runs in its table's rows, of any other
+    the finished runs right below it."""
+    if (folder / "config.json").exists():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/summary.json"))
+    if (folder / "runs").is_dir() and (folder / "table.json").is_file():
+        rows = storage.read_json(folder / "table.json", "rows")["rows"]
+        found = [folder / "runs" / name for row in rows for name in row["runs"]]
+        found = [run for run in found if (run / "summary.json").exists()]
+    return found or [folder]
 
 
 def read_run(folder: Path, unknown_rate: float | None) -> Loaded:
