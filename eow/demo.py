@@ -8,6 +8,7 @@ from typing import Any
 from eow.config import RunConfig, resolve
 from eow.console import console, print_table
 from eow.evaluate import evaluate
+from eow.report import report
 from eow.runs import train
 from eow.storage import write_json
 from eow.threads import one_thread
@@ -43,7 +44,8 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False) -> dict[str, dic
         [[method, *cells(each)] for method, each in figures.items()],
         note=f"{NOTE} ρ: the share of unknowns to expect, {RATE} instead of λ/(1+λ).",
     )
-    console.print(f"everything is in {folder}/")
+    [page] = report([folder / method for method in figures], folder / "report.html")
+    console.print(f"everything is in {folder}/; to look at: {page}")
     return figures
 
 

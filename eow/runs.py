@@ -202,6 +202,7 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
     )
     with own_randomness(place.device, derive("finish", config.seed)):
         method.finish(train, holdout)
+    chain = method.diagnose(train)
     card = {
         "config": configs.to_table(replace(config, data=replace(config.data, root=""))),  # no path of this machine
         "classes": list(data.train.classes), "in_shape": list(data.train.shape), "transform": asdict(data.transform),
@@ -228,6 +229,7 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
         "train_seconds": sum(line.get("seconds", 0.0) for line in log), "weights": run.weights_hash,
         "versions": {key: made_with[key] for key in ("eow", "commit", "python", "torch", "numpy")},
         "sets": {name: describe(each) for name, each in sets.items() if each is not None},
+        **({} if chain is None else {"chain": chain}),
     }  # fmt: skip
     storage.write_json(folder / "summary.json", summary)
     for file in folder.glob("checkpoint*"):

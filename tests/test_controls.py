@@ -1,7 +1,6 @@
 """The controls are EOW without chains: their negatives against second computations, and what they learn on digits."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,7 @@ from scipy.stats import chi2
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-import eow.demo
-from eow.config import RunConfig, build, resolve
+from eow.config import build, resolve
 from eow.errors import EowError
 from eow.methods import METHODS, Method
 from eow.runs import train
@@ -195,30 +193,3 @@ def test_other_recipes_keep_them_free_of_chains(recipe: str) -> None:
         assert config.method.start == METHODS[name].Options().start
         assert config.method.start_epoch == resolve({"recipe": recipe, "method": {"name": "eow"}}).method.start_epoch
     assert config.model.cut == "penultimate"  # of vos, the last: it needs vectors
-
-
-def test_demo_of_all_methods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A table of means over seeds; post-hoc methods take over one vanilla run; a second call trains nothing."""
-    usual = eow.demo.demo_config
-
-    def short(method: str, seed: int) -> RunConfig:
-        config = usual(method, seed)
-        return replace(config, train=replace(config.train, epochs=4))
-
-    monkeypatch.setattr(eow.demo, "demo_config", short)
-    monkeypatch.setattr(eow.demo, "METHODS", {name: METHODS[name] for name in ("vanilla", "shrink", "mixed_negatives")})
-    figures = eow.demo.run_all(tmp_path, seeds=2)
-    assert {name: len(runs) for name, runs in figures.items()} == {"vanilla": 2, "shrink": 2, "mixed_negatives": 2}
-    assert "vanilla-holdout" in (tmp_path / "seed1" / "shrink" / "log.jsonl").read_text()
-    assert figures["vanilla"][0]["unknown_known"] is None
-    assert figures["mixed_negatives"][0]["unknown_known"] > 0
-    printed = capsys.readouterr().out
-    low, high = sorted(one["accuracy"] for one in figures["vanilla"])
-    assert f"{50 * (low + high):.1f} ± {100 * (high - low) / math.sqrt(2):.1f}" in printed
-    written = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
-    assert eow.demo.run_all(tmp_path, seeds=2) == figures
-    assert written == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
-    with pytest.raises(EowError, match="seeds"):
-        eow.demo.run_all(tmp_path, seeds=0)

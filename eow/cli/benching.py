@@ -40,7 +40,9 @@ def bench(
 @app.command(epilog="Example:  eow report runs/vanilla runs/eow -o report.html")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of a bench.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write, or a folder for csv and png; else report.*.")
+    ] = None,
     form: Annotated[str, typer.Option("--format", help="html, md, csv, png or latex.")] = "html",
     unknown_rate: Rate = None,
     root: Root = "",
@@ -48,5 +50,6 @@ def report(
     """One page about runs: tables with the paper beside them, diagrams, curves, pictures, provenance."""
     from eow.report import report as write_report
 
-    for path in write_report(runs, out, form, unknown_rate, root):
+    ending = {"latex": "tex"}.get(form, form)
+    for path in write_report(runs, out or Path(f"report.{ending}"), form, unknown_rate, root):
         typer.echo(f"written to {path}")

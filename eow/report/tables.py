@@ -159,7 +159,7 @@ def at_thresholds(bunch: Bunch) -> Table | None:
     beside = any(value is not None for line in printed for value in line)
     header = ["method", "with"]
     for name in names:
-        header += [f"above {name} %", *([f"paper's above {name} %"] if beside else [])]
+        header += [f"above {name}, %", *([f"paper's above {name}, %"] if beside else [])]
     rows = []
     for (name, group), values in zip(lines, printed):
         row = [name_of(group), Cell(set_name(bunch, name))]
