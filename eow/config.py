@@ -28,7 +28,7 @@ WIDEST = 1_000_000  # a hidden layer
 class DataConfig:
     name: str = "digits"
     root: str = ""  # where data sets lie; "" means EOW_DATA, else the user's cache folder
-    unknown_classes: tuple[int, ...] = ()  # held out of training, used as unknowns
+    unknown_classes: tuple[int | str, ...] = ()  # numbers or names; held out of training, used as unknowns
     outliers: tuple[str, ...] = ()  # data sets that are predicted after training, as unknowns
     holdout: int | float = 0  # cut from the training set: a count, or a share below 1
     certify: int | float = 0  # the same, for `eow threshold` alone: nothing is trained or fitted on it

@@ -1,6 +1,8 @@
 """What a person sees in the terminal: one console, one progress bar, one way to print a table. Text is printed as it
 stands: a file's name may hold brackets and colons that rich would read as its own."""
 
+import sys
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +13,11 @@ from rich.table import Table
 
 PlainConsole = partial(Console, highlight=False, markup=False, emoji=False)
 console = PlainConsole(soft_wrap=True)
+
+
+def plain_warnings() -> None:
+    """A warning as one line for a user, without the place in the source it came from."""
+    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
 
 
 def training_bar(show: bool = True) -> Progress:

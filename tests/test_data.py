@@ -135,8 +135,10 @@ def test_known_unknown() -> None:
     assert known.inputs[:, 0].tolist() == [0, 4]
     assert unknown.labels.tolist() == [0, 1, 1, 0]
     assert unknown.inputs[:, 0].tolist() == [2, 6, 8, 10]
+    assert known_unknown(data, ["d", "b"])[1].hash == unknown.hash
     for wrong, message in (
         ([4], "outside 0..3"),
+        (["e"], "no class 'e'"),
         ([-1], "outside"),
         ([1, 1], "twice"),
         ([0, 1, 2], "fewer"),

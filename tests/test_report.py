@@ -185,7 +185,7 @@ def test_the_paper_stands_beside_the_runs_it_has(trained: list[Path], tmp_path: 
     section = sections_of(cifar)[0]
     table = next(table for table in section.tables if table.key == "table2")
     row = next(row for row in table.rows if (row[0].text, row[1].text) == ("eow", "cifar10"))
-    assert dict(zip(table.header, row))["paper's above 0.5 %"].value == 57.32
+    assert dict(zip(table.header, row))["paper's above 0.5, %"].value == 57.32
     figure = next(figure for figure in section.figures if figure.key == "thresholds")
     printed = [s for panel in figure.panels for s in panel.series if s.kind == "crosses" and s.name == "eow, paper"]
     assert printed[0].y == [37.65, 50.11, 57.32, 69.0]

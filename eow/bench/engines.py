@@ -54,8 +54,10 @@ def run_task(task: Task) -> Outcome:
     """Train a cell, or go on with it, and say what happened."""
     import torch
 
+    from eow.console import plain_warnings
     from eow.runs import train
 
+    plain_warnings()
     torch.set_num_threads(task.threads)
     try:
         wait_for(task.folder)

@@ -15,6 +15,7 @@ import typer
 
 from eow.cli import benching, data, measuring, training, using
 from eow.cli.options import app
+from eow.console import plain_warnings
 from eow.errors import EowError
 
 __all__ = ["app", "benching", "data", "main", "measuring", "training", "using"]
@@ -43,6 +44,7 @@ def main() -> None:
     """The command's entry: what the user can put right is one line and exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without λ gets a ?
+    plain_warnings()
     try:
         app()
     except EowError as error:

@@ -23,7 +23,9 @@ def train(
     recipe: Annotated[str | None, typer.Option(help="modern, paper or release.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs to train.")] = None,
     seed: Annotated[int | None, typer.Option(help="One seed makes a run.")] = None,
-    unknown_classes: Annotated[str, typer.Option(help="Classes held out of training and used as unknowns: 8,9.")] = "",
+    unknown_classes: Annotated[
+        str, typer.Option(help="Classes kept out of training, as unknowns: 8,9 or cat,dog.")
+    ] = "",
     outliers: Annotated[str, typer.Option(help="Data sets to predict as unknowns: noise,permuted:mnist.")] = "",
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, as often as needed.")] = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 
 import numpy as np
@@ -153,12 +154,13 @@ def holdout_split(dataset: Dataset, amount: int | float, seed: int) -> tuple[Dat
     return dataset.subset(rest), dataset.subset(held_out)
 
 
-def known_unknown(dataset: Dataset, unknown_classes: Sequence[int]) -> tuple[Dataset, Dataset]:
-    """Hold classes out: (known, unknown), each relabelled from 0 in the old order, each with its own class names."""
-    unknown = [int(label) for label in unknown_classes]
+def known_unknown(dataset: Dataset, unknown_classes: Sequence[int | str]) -> tuple[Dataset, Dataset]:
+    """Hold classes out, by number or by name: (known, unknown), each relabelled from 0 in the old order, each with its
+    own class names."""
+    unknown = [class_number(dataset, label) for label in unknown_classes]
     total = len(dataset.classes)
     if not unknown:
-        raise EowError("no unknown classes were named: give at least one class id")
+        raise EowError("no unknown classes were named: give at least one class")
     for label in unknown:
         if not 0 <= label < total:
             raise EowError(f"{dataset.name}: unknown class {label} is outside 0..{total - 1}")
@@ -170,6 +172,16 @@ def known_unknown(dataset: Dataset, unknown_classes: Sequence[int]) -> tuple[Dat
         )
     known = [label for label in range(total) if label not in unknown]
     return _relabelled(dataset, known), _relabelled(dataset, sorted(unknown))
+
+
+def class_number(dataset: Dataset, label: int | str) -> int:
+    if not isinstance(label, str):
+        return int(label)
+    if label not in dataset.classes:
+        near = get_close_matches(label, dataset.classes, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"its first are {', '.join(dataset.classes[:5])}"
+        raise EowError(f"{dataset.name} has no class {label!r}: {hint}")
+    return dataset.classes.index(label)
 
 
 def _relabelled(dataset: Dataset, kept: list[int]) -> Dataset:
