@@ -16,7 +16,7 @@ import numpy as np
 
 from eow.data.files import is_file, readable
 from eow.data.inputs import read_inputs
-from eow.errors import EowError
+from eow.errors import EowError, printable
 from eow.openworld import prior_shift
 
 INPUT = "inputs"
@@ -229,8 +229,7 @@ def check_signature(session: Any, card: Card) -> None:
 
 def first_line(error: BaseException) -> str:
     """For a sentence. What a file brings along may hold anything, also what commands a terminal."""
-    line = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    return "".join(character if character.isprintable() else "?" for character in line)
+    return printable((str(error).splitlines() or [type(error).__name__])[0][:200])
 
 
 def predict_files(

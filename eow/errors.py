@@ -2,4 +2,16 @@
 
 
 class EowError(ValueError):
-    """Something the caller can put right. The command line prints it as one line and exits with code 2."""
+    """Something the caller can put right. The command line prints it as one line and exits with code 2.
+
+    A sentence may quote a file: whatever is in there, the sentence stays one line that commands no terminal.
+    """
+
+    def __init__(self, sentence: object = "") -> None:
+        super().__init__(printable(str(sentence)))
+
+
+def printable(text: str) -> str:
+    """The text with a ? for all that is not shown but does something: line breaks, escape sequences, marks that turn
+    the direction of writing."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eow.errors import EowError
-from eow.metrics.checks import labels_of
+from eow.metrics.checks import labels_of, let_go
 from eow.metrics.scores import FLOOR
 from eow.openworld import prior_shift, shifted_probabilities
-from eow.storage import make_folder, read_tensors, write_arrays
+from eow.storage import make_folder, map_arrays, write_arrays
 
 if TYPE_CHECKING:
     from eow.data import Dataset
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DIMENSIONS = {"label": 1, "confidence": 1, "probs": 2, "unknown": 1, "labels": 1, "logits": 2}  # logits may be absent
 BATCH = 1000  # samples that are predicted at a time
+CHUNK = 10_000  # and whose stored logits are shifted at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,12 @@ class Predictions:
             raise EowError(
                 f"{self.manifest['method']} has no unknown logit: leave the unknown rate out, or train with eow"
             )
-        probs, unknown = shifted_probabilities(self.logits, prior_shift(rate, self.manifest["lam"]))
+        shift, count = prior_shift(rate, self.manifest["lam"]), len(self.labels)
+        probs, unknown = np.empty(self.probs.shape, np.float32), np.empty(count, np.float32)
+        for first in range(0, count, CHUNK):  # in float64, a chunk at a time
+            rows = slice(first, first + CHUNK)
+            probs[rows], unknown[rows] = shifted_probabilities(self.logits[rows], shift)
+            let_go(self.logits)
         return Predictions(probs.argmax(1), probs.max(1), probs, unknown, self.labels, self.logits, self.manifest)
 
 
@@ -104,7 +110,9 @@ def write(path: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -
 
 
 def read(path: str | Path) -> Predictions:
-    arrays, manifest = read_tensors(Path(path), "numpy")
+    """The predictions in a file. Their arrays stay there, to be looked at and not written to: metrics read them block
+    by block."""
+    arrays, manifest = map_arrays(Path(path))
     if fault := fault_of(arrays, manifest):
         raise EowError(f"{path} does not hold predictions ({fault}): delete it and make it again")
     return Predictions(**{"logits": None, **arrays}, manifest=manifest)

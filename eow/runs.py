@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from eow import checkpoints, storage
+from eow import checkpoints, stopping, storage
 from eow import config as configs
 from eow.config import RunConfig
 from eow.console import console, training_bar
@@ -73,7 +73,7 @@ def train(
     `loggers` names those of loggers.py that are to have the log as well, separated by commas."""
     folder, wanted = Path(folder), [name for name in loggers.split(",") if name]
     check_names(wanted)
-    with process_group(config.train.device) as place:
+    with stopping.listening(), process_group(config.train.device) as place:
         # Everything that can be wrong is found out before the folder is touched.
         data, training = prepare(config, place, progress)
         chief = place.rank == 0
@@ -151,7 +151,7 @@ def optimise(
     progress: bool,
     others: Sequence[str] = (),
 ) -> None:
-    """All epochs, from the last checkpoint on, with log and checkpoints."""
+    """All epochs, from the last checkpoint on, with log and checkpoints. Told to stop, it keeps the last whole epoch."""
     log, last = storage.Log(folder / "log.jsonl"), -1
     if (folder / "checkpoint.safetensors").exists():
         last = checkpoints.restore(training, folder, place, data.train.hash)
@@ -161,8 +161,9 @@ def optimise(
     steps = config.train.epochs * len(training.batches)
     if progress and steps < FEW_STEPS:
         console.print(f"only {steps} steps in all: a smaller train.batch or more train.epochs would teach more")
+    kept = last
     try:
-        with open_loggers(others if place.rank == 0 else (), folder) as pass_on:
+        with stopping.held(), open_loggers(others if place.rank == 0 else (), folder) as pass_on:
             for line in training.epochs(last + 1):
                 if place.rank == 0:
                     log.write(**line)
@@ -174,12 +175,17 @@ def optimise(
                 last = line["epoch"]
                 if (last + 1) % config.train.checkpoint_every == 0 or last + 1 == total:
                     checkpoints.save(training, folder, place, last, data.train.hash)
+                    kept = last
+    except stopping.STOPS:
+        if stopping.asked() and last > kept:
+            checkpoints.save(training, folder, place, last, data.train.hash)
+        raise
     except Diverged as diverged:
-        kept = "no epoch was completed"
+        what = "no epoch was completed"
         if last >= 0:  # the loop has gone back to the last good state: keep it
             checkpoints.save(training, folder, place, last, data.train.hash)
-            kept = f"the last good state, of epoch {last + 1}, is in {folder}"
-        raise EowError(f"{diverged}. Given up after {config.train.rollbacks} rollbacks; {kept}") from None
+            what = f"the last good state, of epoch {last + 1}, is in {folder}"
+        raise EowError(f"{diverged}. Given up after {config.train.rollbacks} rollbacks; {what}") from None
 
 
 def tell(line: dict[str, Any], name: str, total: int) -> None:

@@ -90,22 +90,49 @@ def write_arrays(path: Path, arrays: dict[str, Any], header: dict[str, Any]) -> 
 
 def read_tensors(path: Path, framework: str = "pt") -> tuple[dict[str, Any], dict[str, Any]]:
     """Tensors ("pt") or arrays ("numpy") and header of a file that `write_tensors` or `write_arrays` made."""
+    with tensor_file(path, framework) as (file, header):
+        return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 (it is no dict)
+
+
+def map_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same arrays without reading them: they lie in the file, and what is looked at is fetched. Not to be written
+    to. They stay what they are when the file is replaced, as `atomic` does, but not when it is cut short."""
+    import numpy as np
+
+    with tensor_file(path, "numpy") as (_, header):  # safetensors has found every type, shape and offset in order
+        data = np.memmap(path, np.uint8, "r")
+        first = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        arrays = {}
+        for name, about in json.loads(data[8:first].tobytes()).items():
+            if name != "__metadata__":
+                start, end = (first + offset for offset in about["data_offsets"])
+                arrays[name] = np.asarray(data[start:end].view(NUMBERS[about["dtype"]]).reshape(about["shape"]))
+    return arrays, header
+
+
+# How safetensors calls the numbers that numpy has too.
+NUMBERS = {"BOOL": "?", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+NUMBERS |= {f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)}
+
+
+@contextmanager
+def tensor_file(path: Path, framework: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A safetensors file, opened, and eow's header in it; what is wrong with either becomes a sentence."""
     from safetensors import SafetensorError, safe_open
 
     try:
         open(path, "rb").close()  # safetensors does not say why it cannot open a file
         with safe_open(path, framework) as file:
             header = json.loads((file.metadata() or {})["eow"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            if not isinstance(header, dict):
+                raise TypeError("its header is no object")
+            yield file, header
     except FileNotFoundError:
         raise EowError(f"there is no file {path}: has the run that makes it ended?") from None
     except OSError as error:
         raise unreadable(path, error) from None
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise EowError(f"{path} is damaged or was not made by eow ({error}): make it again") from None
-    if not isinstance(header, dict):
-        raise EowError(f"{path} is damaged or was not made by eow (its header is no object): make it again")
-    return tensors, header
 
 
 def file_hash(path: Path) -> str:

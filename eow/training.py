@@ -14,6 +14,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from eow import stopping
 from eow.config import TrainConfig
 from eow.console import training_bar
 from eow.distributed import Place
@@ -30,6 +32,8 @@ from eow.seeds import derive, own_randomness
 from eow.stepgraph import StepGraph
 
 READ_EVERY = 50  # steps between two looks at the loss: on a GPU each look waits for the device
+AGREE_EVERY = 10  # steps between two times that processes ask one another whether one was told to stop
+LARGEST_ENERGY = 1e4  # of chains, in nats and in the mean: beyond, they have run away
 
 
 class EpochSource(Protocol):
@@ -125,6 +129,7 @@ class Training:
         self.module: nn.Module = method
         if place.world > 1:
             self.module = distributed(method, place)
+            self.stops = torch.distributed.new_group(backend="gloo")  # on the CPU: no device is waited for
         wanted = settings.precision
         self.rollbacks = 0  # so far; part of a checkpoint
         method.begin_epoch(0, settings.epochs)  # what cannot be trained like this is said before it is begun
@@ -140,7 +145,7 @@ class Training:
             bar.advance(task, first * len(self.batches))
             for epoch in range(first, total):
                 source = self.batches if epoch < count or self.holdout is None else self.holdout
-                good = {name: tensor.clone() for name, tensor in self.state().items()}
+                good, rollbacks = {name: tensor.clone() for name, tensor in self.state().items()}, self.rollbacks
                 while True:
                     torch.manual_seed(derive("global", self.seed, epoch, self.place.rank, self.rollbacks))
                     self.method.stream.manual_seed(derive("method", self.seed, epoch, self.place.rank, self.rollbacks))
@@ -148,8 +153,14 @@ class Training:
                     bar.update(task, epoch=f"{epoch + 1}/{total}", completed=epoch * len(self.batches))
                     began = time.perf_counter()
                     try:
-                        line = self.one_epoch(epoch, source, steps, bar, task)
+                        # Several processes must stop at the same step: they agree on it there.
+                        with stopping.allowed() if self.place.world == 1 else nullcontext():
+                            line = self.one_epoch(epoch, source, steps, bar, task)
                         break
+                    except stopping.STOPS:
+                        self.restore(good)
+                        self.rollbacks = rollbacks
+                        raise
                     except Diverged as diverged:
                         self.restore(good)
                         if self.rollbacks == self.settings.rollbacks:
@@ -171,6 +182,8 @@ class Training:
         self.method.train()
         rate = 0.0
         for index, (x, y) in enumerate(source.epoch(epoch)):
+            if self.place.world > 1 and index % AGREE_EVERY == 0:
+                self.agree_to_stop()
             # Held-out epochs come after the schedule and keep its last rate.
             step = min(epoch * len(self.batches) + index, steps - 1)
             rate = learning_rate(step, steps, len(self.batches), self.settings) * 0.5**self.rollbacks
@@ -229,10 +242,29 @@ class Training:
             torch.distributed.all_reduce(values)
         return {name: value / steps / self.place.world for name, value in zip(self.totals, values.tolist())}
 
+    def agree_to_stop(self) -> None:
+        """Raise on every rank, at the same step, when one of them was told to stop."""
+        flag = torch.tensor(int(stopping.asked()))
+        torch.distributed.all_reduce(flag, group=self.stops)
+        if flag:
+            raise stopping.stop()
+
+    def runaway(self) -> str | None:
+        """What is wrong with the chains since the epoch began: their tally lies on the device and keeps what a loss
+        term may hide. None for methods that run none."""
+        tally = getattr(self.method, "tally", None)
+        if tally is None:
+            return None
+        chains, _, start, end = tally.sums.tolist()
+        worst = max(abs(start), abs(end), key=lambda value: (math.isnan(value), value)) / max(chains, 1.0)
+        if worst <= LARGEST_ENERGY:
+            return None
+        return f"the chains' mean energy reached {worst:.4g} (beyond {LARGEST_ENERGY:g} they have run away)"
+
     def check(self, means: dict[str, float], epoch: int, index: int) -> None:
         """Stop an epoch that has diverged on any rank."""
         wrong = [f"the loss term {name!r} became {value}" for name, value in means.items() if not math.isfinite(value)]
-        trouble = wrong[0] if wrong else self.method.trouble(means)
+        trouble = self.runaway() or (wrong[0] if wrong else self.method.trouble(means))
         if self.place.world > 1:
             flag = torch.tensor(float(trouble is not None), device=self.place.device)
             torch.distributed.all_reduce(flag)

@@ -1,68 +1,159 @@
-"""Every code block of the README and the docs is run as it stands."""
+"""Every code block of the README and the docs is run as it stands; the drawings are those of their numbers."""
 
+import itertools
+import json
 import re
 import shlex
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+IMAGES = DOCS / "img"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+# What a page's blocks need but a reader does not (a model to upgrade, say) stands in a comment of the page.
+PYTHON = r"(?:```python|<!-- run by the tests:)\n(.*?)(?:```|-->)"
 
 
-def blocks(language: str) -> list:
-    found = []
-    for page in PAGES:
-        for number, code in enumerate(
-            re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-        ):
-            found.append(pytest.param(code, id=f"{page.name}-{number}"))
-    return found
+def named(pages: list[Path]) -> list:
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python_blocks_run(code: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def python_of(page: Path) -> str:
+    """The page's Python, one block after the other, each line where it stands: an error names the page's own line."""
+    text, code = page.read_text(encoding="utf-8"), ""
+    for found in re.finditer(PYTHON, text, re.DOTALL):
+        code += "\n" * (text.count("\n", 0, found.start(1)) - code.count("\n")) + found[1]
+    return code
 
 
-@pytest.mark.parametrize("code", blocks("bash"))
-def test_commands_run(code: str, tmp_path: Path) -> None:
-    """`eow` commands in the order they stand; `make` ones must name a target of the Makefile."""
+def commands_of(page: Path) -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = (shlex.split(line, comments=True) for block in blocks for line in block.splitlines())
+    return [words for words in lines if words]
+
+
+def run(code: str, folder: Path) -> str:
+    """What the code prints, in a process of its own, which must end well."""
+    script = folder / "page.py"
+    script.write_text(code, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", named([page for page in PAGES if python_of(page)]))
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    """In the order they stand, in one process: later blocks go on from earlier ones."""
+    run(python_of(page), tmp_path)
+
+
+@pytest.mark.parametrize("page", named([page for page in PAGES if commands_of(page)]))
+def test_commands_run(page: Path, tmp_path: Path) -> None:
+    """`eow` commands in the order they stand, in one process, for torch takes seconds to import; `make` ones must name
+    a target, `eow bench` ones a grid that can be read, and scripts must exist: these take minutes."""
+    from eow.bench.grid import read_grid
+
+    code = "from eow.cli import app\n"
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for line in code.strip().splitlines():
-        words = shlex.split(line, comments=True)
-        if not words:
-            continue
+    for words in commands_of(page):
         if words[0] == "make":
-            assert words[1] in targets, line
-            continue
-        if words[0] == "python":  # a benchmark: minutes long, so only that it exists
-            assert (ROOT / words[1]).exists(), line
-            continue
-        assert words[0] == "eow", f"nobody checks {line!r}"
-        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, (line, done.stderr)
+            assert words[1] in targets, words
+        elif words[0] == "python":
+            assert (ROOT / words[1]).exists(), words
+        elif words[:2] == ["eow", "bench"]:
+            size = words[words.index("--size") + 1] if "--size" in words else "quick"
+            only = [after for word, after in itertools.pairwise(words) if word == "--only"]
+            assert read_grid(ROOT / words[2], size, only=tuple(only)).cells, words
+        else:
+            assert words[0] == "eow", f"nobody checks {words}"
+            code += f"print({words}, flush=True)\napp({words[1:]}, standalone_mode=False)\n"
+    run(code, tmp_path)
+
+
+def test_the_method_on_the_page_keeps_the_contract(tmp_path: Path) -> None:
+    """Page and contract in one process, where METHODS has the page's entry."""
+    contract = str(ROOT / "tests" / "test_method_contract.py")
+    checks = f"import pytest\nraise SystemExit(pytest.main([{contract!r}, '-vv', '-k', 'focal', '--tb=short']))\n"
+    told = run(f"{python_of(DOCS / 'adding-a-method.md')}\n{checks}", tmp_path)
+    assert told.count("PASSED") >= 10, told
 
 
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)\)", text) + re.findall(r'<img[^>]* src="([^":]+)"', text):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_every_method_is_in_the_readme() -> None:
+def test_every_page_and_every_grid_can_be_found() -> None:
+    index, reproducing = (DOCS / "README.md").read_text(encoding="utf-8"), (DOCS / "reproducing.md").read_text("utf-8")
+    assert [page.name for page in DOCS.glob("*.md") if page.name != "README.md" and f"({page.name})" not in index] == []
+    assert [grid.stem for grid in (ROOT / "benchmarks").glob("*.toml") if f"`{grid.stem}`" not in reproducing] == []
+
+
+def test_every_method_and_every_command_is_in_the_readme() -> None:
+    from typer.main import get_command
+
+    from eow.cli import app
     from eow.methods import METHODS
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name in METHODS if f"`{name}`" not in text] == []
+    assert [name for name in get_command(app).commands if f"`eow {name}" not in text] == []  # type: ignore[attr-defined]
+
+
+def script(path: Path) -> ModuleType:
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+README = script(ROOT / "benchmarks" / "readme.py")
 
 
 def test_the_readme_tables_are_the_records() -> None:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from readme import rendered
-
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert rendered(text) == text, "run `make readme`"
+    assert README.rendered(text) == text, "run `make readme`"
+
+
+def test_the_drawings_are_those_of_their_numbers_and_these_of_the_record() -> None:
+    draw = script(IMAGES / "draw.py")
+    told = json.loads(draw.NUMBERS.read_text(encoding="utf-8"))
+    for name, content in draw.drawn(told).items():
+        assert (IMAGES / name).read_text(encoding="utf-8") == content, "run `python docs/img/draw.py`"
+    record = json.loads((ROOT / README.DIGITS / "table.json").read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for row in record["rows"]:
+        if row["method"] in ("vanilla", "eow"):
+            drawn = told[row["method"]]
+            assert row["figures"]["ECE %"]["by_seed"]["0"] == pytest.approx(drawn["ece"], abs=1e-4)
+            assert row["figures"]["AUROC %"]["by_seed"]["0"] == pytest.approx(drawn["auroc"], abs=1e-4)
+            assert f"{100 * drawn['surer_than_0.9']:.0f} %" in readme
+            assert sum(drawn["counts"]["known"]) == 433
+            assert sum(drawn["counts"]["unseen"]) == 106
+
+
+@pytest.mark.parametrize("picture", sorted(IMAGES.glob("*.svg")), ids=lambda path: path.name)
+def test_a_drawing_is_readable_in_light_and_dark_and_fetches_nothing(picture: Path) -> None:
+    """A page shows it as an image, so its colours must be its own: each is a name that both modes define."""
+    text = picture.read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    style = root.findtext("{http://www.w3.org/2000/svg}style") or ""
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    names = set(re.findall(r"(--\w+):", light))
+    assert names
+    assert names == set(re.findall(r"(--\w+):", dark))
+    assert set(re.findall(r"var\((--\w+)\)", text)) <= names
+    assert not re.search(r'(fill|stroke)="', text)
+    assert "href" not in text
+    assert root.get("aria-label")

@@ -248,6 +248,7 @@ def test_intervals_contain_what_they_are_of(folder: Path) -> None:
 
 def test_the_losses_are_those_of_the_mean(folder: Path) -> None:
     said = read(folder / "predictions" / "test.safetensors")
+    said = replace(said, probs=said.probs.copy())
     said.probs[:2] = 0  # nothing is left for the K classes
     assert losses(said).mean() == pytest.approx(metrics.nll(said.probs, said.labels), rel=1e-12)
     assert losses(said)[0] == pytest.approx(87.3365, abs=1e-4)

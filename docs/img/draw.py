@@ -82,7 +82,7 @@ def softmax(told: dict[str, Any]) -> str:
             parts.append(f'<rect {at} class="pixel" opacity="{0.06 + 0.94 * value / 255:.2f}"/>')
     for left, method, title, about in (
         (212, "vanilla", "Softmax over K = 8", "All belief goes to what it knows."),
-        (468, "eow", "Softmax over K + 1", "Belief can go elsewhere."),
+        (452, "eow", "Softmax over K + 1", "Belief can go elsewhere."),
     ):
         values = [*told[method]["probs"], *([told[method]["unknown"]] if method == "eow" else [])]
         parts += [text(left, 30, title, "title"), text(left, 48, about, "quiet")]

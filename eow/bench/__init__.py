@@ -40,7 +40,7 @@ def bench(
     cores / jobs; Ray: 1). `only` some of its methods; another number of `seeds`; `settings` over all others, as --set
     takes them. `record` writes records/DATE_NAME-SIZE. A failed cell is in the table's "failed".
     """
-    from eow import storage
+    from eow import stopping, storage
     from eow.bench import engines, schedule
     from eow.bench.grid import read_grid
     from eow.bench.records import write_record
@@ -58,7 +58,7 @@ def bench(
     grid = read_grid(file, size, only=tuple(only), seeds=seeds, settings=from_assignments(list(settings)))
     out = Path(out) if out is not None else Path("runs") / f"{grid.name}-{grid.size}"
     storage.make_folder(out)
-    with storage.locked(out):
+    with stopping.listening(), storage.locked(out):
         for leftover in out.glob(".table.*"):  # of a kill while the table was written
             leftover.unlink()
         runs = out.absolute() / "runs"

@@ -34,7 +34,7 @@ def write_record(grid: Grid, table: Table, runs: Path, command: str, wall: float
     changes = uncommitted()
     environment = {**made_with[0], "uncommitted": changes}
     if len(made_with) > 1:
-        environment["others"] = made_with[1:]  # a grid that was resumed with another commit or on another machine
+        environment["others"] = made_with[1:]  # of runs made with another commit or on another machine
     hashes = {cell.name: cell.hash for cell in grid.cells}
     storage.write_json(folder / "environment.json", environment)
     storage.write_json(folder / "runs.json", {
@@ -58,7 +58,7 @@ def describe(
     if environment["uncommitted"]:
         state += f", with uncommitted changes in {', '.join(environment['uncommitted'])}"
     if "others" in environment:
-        state += f"; {len(environment['others'])} more environment(s) in `environment.json`, for the grid was resumed"
+        state += f"; {len(environment['others'])} more environment(s), see `environment.json`: the commit or the machine changed meanwhile"
     training = sum(each["train_seconds"] for each in summaries.values())
     unofficial = sorted({
         f"{each['data']} ({name})" for each in summaries.values() for name, found in each["sets"].items()

@@ -1,7 +1,10 @@
 """Commands that train: one run, the demo, and what there is to train."""
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,24 +62,41 @@ def train(
     }  # fmt: skip
     wishes = resolve(from_toml(config) if config else {}, given(flags), from_assignments(settings or []))
     if devices > 1 and "RANK" not in os.environ:
-        from eow.distributed import launch
+        from eow.launching import launch
         from eow.runs import check
 
-        check(wishes, out, resume=resume, world=devices)
-        raise typer.Exit(launch(devices, sys.argv[1:]))
-    from eow.runs import train as train_run
+        with told_how_to_go_on(out):
+            check(wishes, out, resume=resume, world=devices)
+            code = launch(devices, sys.argv[1:])
+        raise typer.Exit(code)
+    with told_how_to_go_on(out):
+        from eow.runs import train as train_run
 
-    try:
         summary = train_run(wishes, out, resume=resume, progress=not quiet, loggers=log)
-    except KeyboardInterrupt:
-        typer.echo(f"\nstopped; go on with the same command and --resume (last checkpoint in {out})", err=True)
-        raise typer.Exit(130) from None
     if summary:
         show_metrics(
             f"{summary['method']} on {summary['data']}, {summary['train_seconds']:.1f} s of training",
             summary["metrics"],
         )
         typer.echo(f"everything is in {out}")
+
+
+@contextmanager
+def told_how_to_go_on(out: Path) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end in one line, and in the exit code that shells give them."""
+    from eow import stopping
+
+    parent = os.environ.get("EOW_PARENT")  # where one process speaks for several
+    if parent is not None:
+        stopping.end_with(int(parent))
+    try:
+        with stopping.listening():
+            yield
+    except stopping.STOPS as stop:
+        kept = "its last whole epoch is" if (out / "checkpoint.safetensors").exists() else "no epoch was finished, so far"
+        if parent is None and os.environ.get("RANK", "0") == "0":
+            typer.echo(f"\nstopped; go on with the same command and --resume ({kept} in {out})", err=True)
+        raise typer.Exit(stop.code if isinstance(stop, stopping.Terminated) else 128 + signal.SIGINT) from None
 
 
 def given(table: dict[str, Any]) -> dict[str, Any]:
