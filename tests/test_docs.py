@@ -73,7 +73,7 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
             assert read_grid(ROOT / words[2], size, only=tuple(only)).cells, words
         else:
             assert words[0] == "eow", f"nobody checks {words}"
-            code += f"print({words}, flush=True)\napp({words[1:]}, standalone_mode=False)\n"
+            code += f"print({words}, flush=True)\nassert not app({words[1:]}, standalone_mode=False)\n"
     run(code, tmp_path)
 
 
@@ -138,7 +138,13 @@ def test_the_drawings_are_those_of_their_numbers_and_these_of_the_record() -> No
             drawn = told[row["method"]]
             assert row["figures"]["ECE %"]["by_seed"]["0"] == pytest.approx(drawn["ece"], abs=1e-4)
             assert row["figures"]["AUROC %"]["by_seed"]["0"] == pytest.approx(drawn["auroc"], abs=1e-4)
-            assert f"{100 * drawn['surer_than_0.9']:.0f} %" in readme
+            told_of = [
+                f"{100 * drawn['surer_than_0.9']:.0f} %",
+                f"{100 * drawn['ece']:.1f} %",
+                f"{100 * drawn['auroc']:.1f}",
+            ]
+            told_of += [f"{100 * drawn['ece_at_0.01']:.1f} %"] if row["method"] == "eow" else []
+            assert [words for words in told_of if words not in readme.split("## One figure")[1].split("## ")[0]] == []
             assert sum(drawn["counts"]["known"]) == 433
             assert sum(drawn["counts"]["unseen"]) == 106
 

@@ -51,11 +51,12 @@ def numbers(folder: Path) -> dict[str, Any]:
         figures = evaluate(folder / method)
         counts = {name: np.histogram(each.confidence, BINS, (0, 1))[0] for name, each in
                   (("known", known), ("unseen", said))}  # fmt: skip
+        rarely = evaluate(folder / method, 0.01)["test"]["ece"] if method == "eow" else None
         told[method] = {
             "probs": [round(float(p), 4) for p in said.probs[shown]], "unknown": round(float(said.unknown[shown]), 4),
             "counts": {name: each.tolist() for name, each in counts.items()},
             "surer_than_0.9": round(float((said.confidence > 0.9).mean()), 4),
-            "ece": figures["test"]["ece"], "auroc": figures["unknown"]["auroc_confidence"],
+            "ece": figures["test"]["ece"], "ece_at_0.01": rarely, "auroc": figures["unknown"]["auroc_confidence"],
         }  # fmt: skip
     return told
 
