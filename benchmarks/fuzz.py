@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -30,7 +31,7 @@ def worker(folder: Path, count: int, seed: int, only: str) -> None:
     from fuzz_cases import make_cases
     from fuzzing import fuzz
 
-    cases = [case for case in make_cases(folder) if only in ("", case.name)]
+    cases = [case for case in make_cases(folder) if not only or case.name in only.split(";")]
     resource.setrlimit(resource.RLIMIT_AS, (address_space() + MEMORY,) * 2)
     fuzz(cases, count, seed, folder, lambda row: print(json.dumps(row), flush=True))
     print(json.dumps({"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}))
@@ -64,10 +65,8 @@ def guided(folder: Path, only: str, count: int) -> None:
 
     def one(data: bytes) -> None:
         case.place.write_bytes(data)
-        try:
+        with suppress(EowError):
             case.read()
-        except EowError:
-            pass
 
     atheris.Setup([sys.argv[0], f"-runs={count}"], one)
     atheris.Fuzz()
@@ -105,8 +104,8 @@ def run(count: int, seed: int, only: str = "", timeout: float = 7200) -> dict:
 
 def table(result: dict) -> str:
     lines = ["| file | mutants | loaded | refused | failed |", "|---|---:|---:|---:|---:|"]
-    lines += [f"| {r['case']} | {r['files']} | {r['loaded']} | {r['refused']} | {r['failed']} |" for r in result["cases"]]
-    lines.append(f"| all | {result['files']} | {result['loaded']} | {result['refused']} | {result['failed']} |")
+    for row in (*result["cases"], {**result, "case": "all"}):
+        lines.append(f"| {row['case']} | {row['files']} | {row['loaded']} | {row['refused']} | {row['failed']} |")
     return "\n".join(lines)
 
 

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from eow import storage
 from eow.errors import EowError
 from eow.metrics import certified_threshold
+from eow.openworld import prior_shift
 
 if TYPE_CHECKING:
     from eow.data import Dataset
     from eow.data.sets import RunData
+    from eow.predictions import Predictions
     from eow.runs import Run
 
 FILE = "threshold.json"
@@ -53,11 +55,8 @@ def certify(
     if not 0 < max_risk < 1 or not 0 < delta < 1:
         raise EowError(f"a risk of {max_risk} at δ = {delta} is no promise: give two numbers between 0 and 1")
     part = unseen_part(run, load_sets(replace(run.config.data, root=root, outliers=()), run.config.seed))
-    said = predict_set(run, "certify", part)
-    if unknown_rate is not None:
-        said = said.at_unknown_rate(unknown_rate)
-    # In float32, as `predict` gives it: what it cannot tell apart must not be told apart here.
-    found = certified_threshold(said.confidence.astype("float32"), said.correct, max_risk, delta)
+    said = as_predicted(predict_set(run, "certify", part), unknown_rate)
+    found = certified_threshold(*said, max_risk, delta)
     path = run.folder / FILE
     if found is None:
         path.unlink(missing_ok=True)
@@ -68,6 +67,22 @@ def certify(
     )  # fmt: skip
     storage.write_json(path, promise._asdict())
     return promise
+
+
+def as_predicted(said: "Predictions", unknown_rate: float | None) -> tuple[Any, Any]:
+    """Confidence and correctness by the very arithmetic of `Method.predict`, in float32: what it cannot tell apart must
+    not be told apart here."""
+    if unknown_rate is None:
+        return said.confidence, said.correct
+    said.at_unknown_rate(unknown_rate)  # says what is wrong with a method that has no unknown logit
+    import torch
+
+    from eow.methods.base import open_prediction
+
+    logits = torch.tensor(said.logits)
+    logits[:, -1] += prior_shift(unknown_rate, said.manifest["lam"])
+    answer = open_prediction(logits)
+    return answer.confidence.numpy(), answer.label.numpy() == said.labels
 
 
 def unseen_part(run: "Run", data: "RunData") -> "Dataset":
@@ -87,7 +102,12 @@ def unseen_part(run: "Run", data: "RunData") -> "Dataset":
     else:
         part, name = data.holdout, "holdout"
     check_unseen(run, part, name)
-    return part
+    from eow.data.sets import without_copies
+
+    fresh = without_copies(part, data.train, data.holdout if part is data.certify else None)
+    if fresh is None:
+        raise EowError(f"every sample kept for the threshold of {run.folder} also stands in its training data")
+    return fresh
 
 
 def check_unseen(run: "Run", part: "Dataset", name: str) -> None:

@@ -34,7 +34,7 @@ class DataConfig:
     certify: int | float = 0  # the same, for `eow threshold` alone: nothing is trained or fitted on it
     limit: int = 0  # train on so many samples only, each class in proportion; 0: on all there are
     augment: Literal["auto", "none", "crop", "crop_flip"] = "auto"
-    resident: bool = True  # the data set lies on the device; false streams it from memory
+    resident: bool = True  # the data lies on the device; false streams it from memory, a folder of images from a file
     allow_unofficial: bool = False
 
 
@@ -139,7 +139,7 @@ def from_text(text: str) -> Any:
     except RecursionError:
         raise EowError(f"the value {text[:20]}... is nested too deeply: no setting is a list of lists") from None
     except ValueError:  # TOML's own, and that of a number too long to be read
-        return text
+        return float(text) if re.fullmatch(r"[+-]?\.\d+", text) else text  # TOML wants 0.2, a shell's user writes .2
 
 
 def from_assignments(assignments: list[str]) -> Table:

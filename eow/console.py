@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from eow.plain import printable
+
 PlainConsole = partial(Console, highlight=False, markup=False, emoji=False)
 console = PlainConsole(soft_wrap=True)
 
@@ -37,12 +39,16 @@ def training_bar(show: bool = True) -> Progress:
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "") -> None:
     """Columns of numbers stand to the right, of words to the left. A pipe gets the table whole, however wide it is."""
     table = Table(
-        title=title or None, title_justify="left", title_style="bold", caption=note or None, caption_justify="left"
+        title=printable(title) or None,
+        title_justify="left",
+        title_style="bold",
+        caption=note or None,
+        caption_justify="left",
     )
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
     for index, column in enumerate(columns):
         numbers = all(is_number(row[index]) for row in cells)
-        table.add_column(column, justify="right" if numbers else "left", no_wrap=index == 0)
+        table.add_column(printable(column), justify="right" if numbers else "left", no_wrap=index == 0)
     for row in cells:
         table.add_row(*row)
     target = console if console.is_terminal else PlainConsole(width=200, file=console.file)

@@ -16,8 +16,9 @@ import numpy as np
 
 from eow.data.files import is_file, readable
 from eow.data.inputs import read_inputs
-from eow.errors import EowError, printable
+from eow.errors import EowError
 from eow.openworld import prior_shift
+from eow.plain import printable
 
 INPUT = "inputs"
 OUTPUTS = {

@@ -1,5 +1,7 @@
 """The one exception that is meant for the user: a sentence that says what is wrong, where, and what to do."""
 
+from eow.plain import printable
+
 
 class EowError(ValueError):
     """Something the caller can put right. The command line prints it as one line and exits with code 2.
@@ -9,9 +11,3 @@ class EowError(ValueError):
 
     def __init__(self, sentence: object = "") -> None:
         super().__init__(printable(str(sentence)))
-
-
-def printable(text: str) -> str:
-    """The text with a ? for all that is not shown but does something: line breaks, escape sequences, marks that turn
-    the direction of writing."""
-    return "".join(character if character.isprintable() else "?" for character in text)

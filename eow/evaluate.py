@@ -8,7 +8,8 @@ from eow import metrics
 from eow.data.catalog import CATALOG
 from eow.errors import EowError
 from eow.metrics.ood import THRESHOLDS, detection, scores
-from eow.predictions import Predictions, losses, read
+from eow.predictions import Predictions, file_name, losses, read
+from eow.storage import file_hash
 
 KNOWN = "test"  # the name of the predictions on the known classes' test set
 CERTIFY = "certify"  # those on which a threshold is certified: no figure is ever taken of them
@@ -110,13 +111,26 @@ def read_all(
     files = sorted((folder / "predictions").glob("*.safetensors"))
     if finished and not (folder / "summary.json").exists() and (files or (folder / "config.json").exists()):
         raise EowError(f"the run in {folder} is not finished: resume it with `eow train --resume` first")
-    found = {each.manifest["name"]: each for each in map(read, files)}
+    weights = file_hash(folder / "weights.safetensors") if (folder / "weights.safetensors").is_file() else None
+    found = {each.manifest["name"]: each for each in (read_own(file, weights) for file in files)}
     found.pop(CERTIFY, None)
     if KNOWN not in found:
         raise EowError(f"there are no predictions in {folder}: is that the folder of a finished run?")
     if unknown_rate is not None:
         found = {name: each.at_unknown_rate(unknown_rate) for name, each in found.items()}
     return found.pop(KNOWN), found
+
+
+def read_own(path: Path, weights: str | None) -> Predictions:
+    """A run's predictions, which must be of its own weights, where these are at hand, and of what its name says."""
+    said = read(path)
+    if path.name != file_name(said.manifest["name"]):
+        raise EowError(
+            f"{path} holds the predictions on {said.manifest['name']}, which its name does not say: remove it"
+        )
+    if weights is not None and said.manifest.get("weights") != weights:
+        raise EowError(f"{path} holds predictions of other weights than the run's: bring those back, or train again")
+    return said
 
 
 def evaluate(

@@ -14,7 +14,7 @@ import torch
 from eow import stopping
 from eow.errors import EowError
 
-PATIENCE = 4.0  # seconds for processes to write their checkpoint before they are killed
+PATIENCE = 3.0  # seconds for processes to write their checkpoint before they are killed
 
 
 def launch(devices: int, arguments: list[str]) -> int:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eow.errors import EowError
-from eow.metrics.checks import labels_of, let_go
+from eow.mapping import let_go
+from eow.metrics.checks import labels_of
 from eow.metrics.scores import FLOOR
 from eow.openworld import prior_shift, shifted_probabilities
 from eow.storage import make_folder, map_arrays, write_arrays

@@ -52,7 +52,7 @@ def predict_corrupted(
     for name in names:
         path = run.folder / FOLDER / f"{name}.safetensors"
         images = file_of(official, name)
-        if not path.exists() or read(path)[1:] != (key, images):
+        if not path.exists() or read(path)[1:3] != (key, images):
             parts = [
                 say(run, released(official, name, severity, test), test.labels)
                 if official is not None
@@ -61,7 +61,8 @@ def predict_corrupted(
             ]
             arrays = {field: np.stack([part[field] for part in parts]) for field in FIELDS}
             storage.make_folder(path.parent)
-            storage.write_arrays(path, arrays, {"name": name, "key": key, "images": images})
+            header = {"name": name, "key": key, "images": images, "weights": run.weights_hash}
+            storage.write_arrays(path, arrays, header)
         yield name
 
 
@@ -101,16 +102,17 @@ def say(
     return {field: torch.cat(column).cpu().numpy() for field, column in zip(FIELDS, zip(*parts))}
 
 
-def read(path: Path) -> tuple[dict[str, np.ndarray], str, str]:
-    """The arrays of one corruption, the key that says of what they are, and the hash of a released file."""
+def read(path: Path) -> tuple[dict[str, np.ndarray], str, str, str]:
+    """The arrays of one corruption, the key that says of what they are, the hash of a released file, the weights'."""
     arrays, header = storage.read_tensors(path, "numpy")
     fits = {*arrays} == {*FIELDS} and len({array.shape for array in arrays.values()}) == 1
     kinds = fits and all(array.dtype.kind in FIELDS[name] for name, array in arrays.items())
     if not kinds or arrays["label"].shape[:1] != (len(SEVERITIES),) or not arrays["label"].size:
         raise EowError(f"{path} does not hold predictions on corrupted images: delete it and make it again")
-    if not isinstance(header.get("key"), str) or not isinstance(header.get("images"), str):
+    said = [header.get(word) for word in ("key", "images", "weights")]
+    if not all(isinstance(word, str) for word in said):
         raise EowError(f"{path} does not say what it is of: delete it and make it again")
-    return arrays, header["key"], header["images"]
+    return arrays, header["key"], header["images"], header["weights"]
 
 
 def corruption_figures(folder: str | Path) -> dict[str, Any]:
@@ -121,11 +123,15 @@ def corruption_figures(folder: str | Path) -> dict[str, Any]:
     found = {name: read(files[name]) for name in CORRUPTIONS if name in files}
     if not found:
         raise EowError(f"there are no predictions on corrupted images in {folder}: make them with --corruptions")
-    if len({key for _, key, _ in found.values()}) > 1:
+    own = Path(folder) / "weights.safetensors"
+    if own.is_file() and {each[3] for each in found.values()} != {storage.file_hash(own)}:
+        raise EowError(
+            f"the corrupted predictions in {folder} are of other weights: make them again with --corruptions"
+        )
+    if len({each[1] for each in found.values()}) > 1:
         raise EowError(f"the corrupted predictions in {folder} are of different runs or data: make them again")
     rows = {
-        name: [figures_of(arrays, column) for column in range(len(SEVERITIES))]
-        for name, (arrays, _, _) in found.items()
+        name: [figures_of(arrays, column) for column in range(len(SEVERITIES))] for name, (arrays, *_) in found.items()
     }
     matrix = {figure: [[cell[figure] for cell in row] for row in rows.values()] for figure in FIGURES}
     spread = {figure: [spread_of(column) for column in zip(*matrix[figure])] for figure in FIGURES}

@@ -151,7 +151,7 @@ def optimise(
     progress: bool,
     others: Sequence[str] = (),
 ) -> None:
-    """All epochs, from the last checkpoint on, with log and checkpoints. Told to stop, it keeps the last whole epoch."""
+    """All epochs, from the last checkpoint on, with log and checkpoints. A stop keeps the last whole epoch."""
     log, last = storage.Log(folder / "log.jsonl"), -1
     if (folder / "checkpoint.safetensors").exists():
         last = checkpoints.restore(training, folder, place, data.train.hash)
@@ -184,7 +184,9 @@ def optimise(
         what = "no epoch was completed"
         if last >= 0:  # the loop has gone back to the last good state: keep it
             checkpoints.save(training, folder, place, last, data.train.hash)
-            what = f"the last good state, of epoch {last + 1}, is in {folder}"
+            if place.rank == 0:
+                write_weights(training.method, data, config, folder)
+            what = f"the last good weights, of epoch {last + 1}, are in {folder}"
         raise EowError(f"{diverged}. Given up after {config.train.rollbacks} rollbacks; {what}") from None
 
 
@@ -209,11 +211,7 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
     with own_randomness(place.device, derive("finish", config.seed)):
         method.finish(train, holdout)
     chain = method.diagnose(train)
-    card = {
-        "config": configs.to_table(replace(config, data=replace(config.data, root=""))),  # no path of this machine
-        "classes": list(data.train.classes), "in_shape": list(data.train.shape), "transform": asdict(data.transform),
-    }  # fmt: skip
-    storage.write_tensors(folder / "weights.safetensors", method.state_dict(), card)
+    write_weights(method, data, config, folder)
     run = Run(
         folder,
         config,
@@ -241,6 +239,15 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
     for file in folder.glob("checkpoint*"):
         file.unlink()
     return summary
+
+
+def write_weights(method: Method, data: RunData, config: RunConfig, folder: Path) -> None:
+    """weights.safetensors, with all that `load` needs to make the method again."""
+    card = {
+        "config": configs.to_table(replace(config, data=replace(config.data, root=""))),  # no path of this machine
+        "classes": list(data.train.classes), "in_shape": list(data.train.shape), "transform": asdict(data.transform),
+    }  # fmt: skip
+    storage.write_tensors(folder / "weights.safetensors", method.state_dict(), card)
 
 
 def describe(part: Dataset) -> dict[str, Any]:

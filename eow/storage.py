@@ -156,7 +156,8 @@ def locked(folder: Path) -> Iterator[None]:
     """The folder belongs to this process. The kernel drops the lock when the process ends, however it ends."""
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open(folder / ".lock", "a+", encoding="utf-8", errors="replace"))
+            # Unbuffered: what a full disk has refused would be tried, and refused, again on closing.
+            file = stack.enter_context(open(folder / ".lock", "a+b", buffering=0))
             take_lock(file, folder)
         except OSError as error:
             raise EowError(
@@ -166,16 +167,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def take_lock(file: IO[str], folder: Path) -> None:
+def take_lock(file: IO[bytes], folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        holder = file.read().strip() or "another process"
+        holder = file.read().decode(errors="replace").strip() or "another process"
         raise EowError(f"{folder} is in use by {holder}: wait for it to end or choose another folder") from None
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
+    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
 
 
 class Log:

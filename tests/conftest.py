@@ -2,6 +2,10 @@
 are small, and threads that wait for one another are slow on a busy machine."""
 
 import os
+import signal
 
 os.environ["EOW_DEVICE"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts the suite in the background has it and its children ignore Ctrl-C, which some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -47,9 +47,9 @@ def of_run(folder: Path) -> list[Case]:
     arrays = {field: random.integers(0, 10, (5, 30)) if kind == "iu" else random.random((5, 30), np.float32)
               for field, kind in robustness.FIELDS.items()}  # fmt: skip
     storage.make_folder(run / "corrupted")
-    storage.write_arrays(
-        run / "corrupted" / "fog.safetensors", arrays, {"name": "fog", "key": "k, made with seed 0", "images": ""}
-    )
+    about = {"name": "fog", "key": "k, made with seed 0", "images": ""}
+    about["weights"] = storage.file_hash(run / "weights.safetensors")
+    storage.write_arrays(run / "corrupted" / "fog.safetensors", arrays, about)
     storage.write_json(run / "corruptions.json", robustness.corruption_figures(run))
     deploy_to = folder / "model.onnx"
     from eow.export import export
@@ -89,8 +89,8 @@ def of_run(folder: Path) -> list[Case]:
         case("corruptions.json (report)", run / "corruptions.json", "json", page, 0.3),
         case("predictions (report)", test, "safetensors", page, 0.3),
         case("threshold.json", run / "threshold.json", "json", lambda: certify.stored(run), 1.5),
-        case("table.json (report)", bench / "table.json", "json", lambda: report([bench], folder / "out" / "b.md", "md"),
-             0.1),
+        case("table.json (report)", bench / "table.json", "json",
+             lambda: report([bench], folder / "out" / "b.md", "md"), 0.1),
         case("model.onnx", deploy_to, "onnx", lambda: deployed.load(deploy_to).predict(small), 2),
     ]  # fmt: skip
 

@@ -9,6 +9,7 @@ a connection or an unpickled name is a failure. File number i of a case is the s
 
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from eow.errors import EowError
+from eow.plain import printable
 
 LIMIT_S = 10
 STRANGE: list[Any] = [
@@ -282,7 +284,7 @@ def one_file(case: Case, seed: int, index: int, watch: Watch) -> tuple[str, str]
         case.read()
     except EowError as error:
         verdict, words = "refused", str(error)
-        if not words.isprintable():
+        if printable(words) != words:
             verdict, words = "failed", f"not one printable line: {words!r}"
     except TooSlow:
         verdict, words = "failed", f"no answer in {LIMIT_S} s"
@@ -315,7 +317,7 @@ def fuzz(
         case.place.write_bytes(case.data)
         case.read()  # the file itself must load, or refusing would prove nothing
         row: dict[str, Any] = {"case": case.name, "files": 0, "loaded": 0, "refused": 0, "failed": 0, "failures": []}
-        for index in range(max(1, round(count * case.share / whole))):
+        for index in range(math.ceil(count * case.share / whole)):
             (sandbox / "current").write_text(f"{case.name} {index}")  # what a crash was about
             verdict, words = one_file(case, seed, index, watch)
             row["files"] += 1

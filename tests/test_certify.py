@@ -115,6 +115,16 @@ def test_an_unknown_rate_belongs_to_the_promise(folder: Path, tmp_path: Path) ->
         predict_files(run, [file], unknown_rate=0.1)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.5, 0.9])
+def test_predict_answers_exactly_what_was_certified_at_any_rate(folder: Path, tmp_path: Path, rate: float) -> None:
+    found = certify(folder, 0.2, unknown_rate=rate)
+    assert found is not None
+    run = runs.load(folder)
+    part = own_part(run)
+    rows = predict_files(run, [saved(tmp_path / "x.npy", part.inputs)], rate)
+    assert sum(row["label"] >= 0 for row in rows) == round(found.coverage * len(part))
+
+
 def test_no_threshold_is_an_answer_and_takes_an_older_one_away(folder: Path, tmp_path: Path) -> None:
     assert certify(folder, max_risk=0.2) is not None
     assert (folder / FILE).exists()

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -248,7 +249,7 @@ def test_intervals_contain_what_they_are_of(folder: Path) -> None:
 
 def test_the_losses_are_those_of_the_mean(folder: Path) -> None:
     said = read(folder / "predictions" / "test.safetensors")
-    said = replace(said, probs=said.probs.copy())
+    said = replace(said, probs=said.probs.copy(), labels=said.labels.copy())
     said.probs[:2] = 0  # nothing is left for the K classes
     assert losses(said).mean() == pytest.approx(metrics.nll(said.probs, said.labels), rel=1e-12)
     assert losses(said)[0] == pytest.approx(87.3365, abs=1e-4)
@@ -279,3 +280,15 @@ def test_figures_need_no_network(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_predictions_of_other_weights_or_under_another_name_are_refused(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    (copy / "weights.safetensors").write_bytes(b"others")
+    with pytest.raises(EowError, match="other weights"):
+        evaluate(copy)
+    (copy / "weights.safetensors").unlink()
+    shutil.copy(copy / "predictions" / "test.safetensors", copy / "predictions" / "test_old.safetensors")
+    with pytest.raises(EowError, match="its name does not say"):
+        evaluate(copy)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import eow
 from eow import runs
-from eow.certify import check_unseen, unseen_part
+from eow.certify import certify, check_unseen, unseen_part
 from eow.config import DataConfig, Table, resolve
 from eow.data import Dataset, load
 from eow.data.loader import Batches
@@ -181,6 +181,44 @@ def test_other_labels_or_classes_left_out_hide_no_training_samples(tmp_path: Pat
     name = stored(tmp_path / "x.npz", x_train=IMAGES, y_train=Y, x_test=IMAGES[ORDER], y_test=Y[ORDER])
     with pytest.raises(EowError, match="same samples"):
         load_sets(DataConfig(name, unknown_classes=(0,)), seed=0)
+
+
+def test_repeated_training_samples_hide_no_test_set(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    y = np.arange(60) % 4
+    x[:, 0] = 0
+    negative_zero = np.where(x == 0, np.float32(-0.0), x)
+    for test in (x, negative_zero):
+        name = stored(tmp_path / "set.npz", x_train=np.repeat(x, 3, 0), y_train=np.repeat(y, 3), x_test=test, y_test=y)
+        with pytest.raises(EowError, match="same samples"):
+            load_sets(DataConfig(name=name), 0)
+
+
+def test_new_samples_of_unknown_classes_hide_no_leak_of_the_known(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(40, 5)).astype(np.float32), np.arange(40) % 4
+    test = np.where((y < 2)[:, None], x, random.normal(size=(40, 5)).astype(np.float32))
+    more = np.concatenate([test, random.normal(size=(20, 5)).astype(np.float32)])
+    labels = np.concatenate([y, np.full(20, 3)])
+    name = stored(tmp_path / "set.npz", x_train=x, y_train=y, x_test=more, y_test=labels)
+    load_sets(DataConfig(name=name), 0)  # a third of all: not refused
+    with pytest.raises(EowError, match="same samples"):
+        load_sets(DataConfig(name=name, unknown_classes=(2, 3)), 0)
+
+
+def test_copies_of_training_samples_certify_nothing(tmp_path: Path) -> None:
+    """Coin flips as labels, every sample three times: learned by heart, and no threshold may be promised."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(120, 40)).astype(np.float32), random.integers(0, 2, 120)
+    new, coin = random.normal(size=(50, 40)).astype(np.float32), random.integers(0, 2, 50)
+    arrays = {"x_train": np.repeat(x, 3, 0), "y_train": np.repeat(y, 3), "x_test": new, "y_test": coin}
+    name = stored(tmp_path / "set.npz", **arrays)
+    wishes = {
+        "data": {"name": name, "certify": 0.3}, "method": {"name": "vanilla"},
+        "train": {"epochs": 15, "batch": 32}, "model": {"hidden": [64]},
+    }  # fmt: skip
+    runs.train(resolve(wishes), tmp_path / "run", progress=False)
+    assert certify(tmp_path / "run", 0.2) is None
 
 
 def test_a_folder_with_the_same_images_twice_is_refused(tmp_path: Path) -> None:

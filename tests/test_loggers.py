@@ -59,6 +59,6 @@ def test_what_cannot_be_logged_to_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(EowError, match="no logger 'wandb'"), loggers(["wandb"], tmp_path):
         pass
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(EowError, match="pip install tensorboard"), loggers(["tensorboard"], tmp_path):
+    with pytest.raises(EowError, match=r"pip install eow\[tensorboard\]"), loggers(["tensorboard"], tmp_path):
         pass
     assert not (tmp_path / "tensorboard").exists()

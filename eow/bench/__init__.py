@@ -9,8 +9,10 @@ Killed at any moment and started again, it goes on where it was and ends in the 
 hash of their settings, the half-done go on from their checkpoints.
 """
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,19 @@ from eow.config import from_assignments
 from eow.errors import EowError
 
 ENGINES = ("local", "ray")
+
+
+@contextmanager
+def told_of_a_stop() -> Iterator[None]:
+    """Workers that are told to stop keep their last whole epochs. Ctrl-C stays the caller's to speak of."""
+    from eow import stopping
+
+    try:
+        with stopping.listening():
+            yield
+    except stopping.Terminated:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise
 
 
 def bench(
@@ -40,7 +55,7 @@ def bench(
     cores / jobs; Ray: 1). `only` some of its methods; another number of `seeds`; `settings` over all others, as --set
     takes them. `record` writes records/DATE_NAME-SIZE. A failed cell is in the table's "failed".
     """
-    from eow import stopping, storage
+    from eow import storage
     from eow.bench import engines, schedule
     from eow.bench.grid import read_grid
     from eow.bench.records import write_record
@@ -58,7 +73,7 @@ def bench(
     grid = read_grid(file, size, only=tuple(only), seeds=seeds, settings=from_assignments(list(settings)))
     out = Path(out) if out is not None else Path("runs") / f"{grid.name}-{grid.size}"
     storage.make_folder(out)
-    with stopping.listening(), storage.locked(out):
+    with told_of_a_stop(), storage.locked(out):
         for leftover in out.glob(".table.*"):  # of a kill while the table was written
             leftover.unlink()
         runs = out.absolute() / "runs"

@@ -13,7 +13,8 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from eow import stopping, storage
 from eow.config import Table, from_table
 from eow.errors import EowError
 
-STOP_SECONDS = 4.0  # for workers that are told to stop, until they are killed
+STOP_SECONDS = 3.0  # for workers that are told to stop, until they are killed
 LOCK_SECONDS = 20.0  # a worker whose parent was killed lets go of its folder within a second
 CHECKPOINTS = "checkpoint*"
 
@@ -107,7 +108,7 @@ def local(jobs: int, threads: int, gpus: int) -> Iterator[Engine]:
 
     pools: list[Any] = [None] * jobs
     last: list[Any] = [None] * jobs  # the future that each slot had last
-    workers: list[Any] = [None] * jobs  # futures of their process numbers
+    others = {*active_children()}
 
     def open_pool(slot: int) -> Any:
         environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -120,29 +121,21 @@ def local(jobs: int, threads: int, gpus: int) -> Iterator[Engine]:
         if last[slot] is not None and last[slot].exception() is not None:
             pools[slot].shutdown(wait=False, kill_workers=True)
             pools[slot] = None
-        if pools[slot] is None:
-            pools[slot] = open_pool(slot)
-            workers[slot] = pools[slot].submit(os.getpid)
+        pools[slot] = pools[slot] or open_pool(slot)
         last[slot] = pools[slot].submit(run_task, task._replace(threads=threads))
         return last[slot]
 
     try:
         yield Engine(lambda: jobs, submit)
     except stopping.STOPS:
-        stop_workers([each.result() for each in workers if each is not None and each.done() and not each.exception()])
+        for worker in {*active_children()} - others:  # one that trains keeps its last whole epoch
+            worker.terminate()
         wait([each for each in last if each is not None], STOP_SECONDS)
         raise
     finally:
         for pool in pools:
             if pool is not None:
                 pool.shutdown(wait=True, kill_workers=True)
-
-
-def stop_workers(processes: list[int]) -> None:
-    """A worker that trains keeps its last whole epoch and ends."""
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGTERM)
 
 
 def visible_gpu(index: int) -> str:

@@ -58,7 +58,8 @@ def describe(
     if environment["uncommitted"]:
         state += f", with uncommitted changes in {', '.join(environment['uncommitted'])}"
     if "others" in environment:
-        state += f"; {len(environment['others'])} more environment(s), see `environment.json`: the commit or the machine changed meanwhile"
+        others = len(environment["others"])
+        state += f"; {others} more environment(s), see `environment.json`: the commit or the machine changed meanwhile"
     training = sum(each["train_seconds"] for each in summaries.values())
     unofficial = sorted({
         f"{each['data']} ({name})" for each in summaries.values() for name, found in each["sets"].items()

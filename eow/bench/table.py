@@ -19,6 +19,7 @@ from eow.bench.columns import Column, figures_of, value_at
 from eow.bench.grid import Cell, Grid
 from eow.config import Table, to_table
 from eow.console import console, print_table
+from eow.plain import encoded, no_formula
 
 NO_BASELINES = ("eow", "shrink", "noise_negatives", "mixed_negatives", "vos")  # ours, and controls of ours
 LEVEL = 0.05
@@ -177,10 +178,13 @@ def figure_text(figure: Table, column: Table) -> str:
     return " ".join([text, *(each["mark"] for each in figure["marks"].values() if each["mark"])])
 
 
+MARKS = str.maketrans({"|": "/", "<": "&lt;", "\n": " "})  # a label is no markup
+
+
 def markdown(table: Table) -> str:
     header, rows = text_cells(table)
     lines = [header, ["---"] * len(header), *rows]
-    body = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    body = "\n".join(f"| {' | '.join(cell.translate(MARKS) for cell in line)} |" for line in lines)
     failed = "".join(f"\n- failed: {each['cell']}: {each['reason']}" for each in table["failed"])
     return f"# {table['title']} ({table['size']})\n\n{body}\n\n{table['note']}\n{failed}".rstrip() + "\n"
 
@@ -191,9 +195,9 @@ def comma_separated(table: Table) -> str:
     titles = [column["title"] for column in table["columns"]]
     writer = csv.writer(text, lineterminator="\n")
     papers = [f"{column['title']} (paper)" for column in table["columns"] if column["paper"]]
-    writer.writerow([*table["axes"], "method", "seed", *titles, *papers])
+    writer.writerow(map(no_formula, [*table["axes"], "method", "seed", *titles, *papers]))
     for row in table["rows"]:
-        labels, figures = [row["labels"][axis] for axis in table["axes"]], row["figures"]
+        labels, figures = [no_formula(row["labels"][axis]) for axis in table["axes"]], row["figures"]
         printed = [figures[column["title"]]["paper"] for column in table["columns"] if column["paper"]]
         for seed in dict.fromkeys(seed for title in titles for seed in figures[title]["by_seed"]):
             values = [scaled(figures[c["title"]]["by_seed"].get(seed), c["factor"]) for c in table["columns"]]
@@ -211,7 +215,7 @@ def scaled(value: Any, factor: float) -> Any:
 def write_table(table: Table, out: Path) -> None:
     storage.write_json(out / "table.json", table)
     for name, text in (("table.md", markdown(table)), ("table.csv", comma_separated(table))):
-        storage.atomic(out / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+        storage.atomic(out / name, lambda file, text=text: file.write(encoded(text)))  # type: ignore[misc]
 
 
 def show_table(table: Table) -> None:

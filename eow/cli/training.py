@@ -93,10 +93,13 @@ def told_how_to_go_on(out: Path) -> Iterator[None]:
         with stopping.listening():
             yield
     except stopping.STOPS as stop:
-        kept = "its last whole epoch is" if (out / "checkpoint.safetensors").exists() else "no epoch was finished, so far"
-        if parent is None and os.environ.get("RANK", "0") == "0":
+        code = 128 + (signal.SIGTERM if isinstance(stop, stopping.Terminated) else signal.SIGINT)
+        if parent is not None:
+            os._exit(code)  # all is written, and torch takes a second or two to be taken apart
+        kept = "its last whole epoch is" if (out / "checkpoint.safetensors").exists() else "no epoch is finished yet"
+        if os.environ.get("RANK", "0") == "0":
             typer.echo(f"\nstopped; go on with the same command and --resume ({kept} in {out})", err=True)
-        raise typer.Exit(stop.code if isinstance(stop, stopping.Terminated) else 128 + signal.SIGINT) from None
+        raise typer.Exit(code) from None
 
 
 def given(table: dict[str, Any]) -> dict[str, Any]:

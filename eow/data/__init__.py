@@ -34,7 +34,7 @@ READERS = {
     "svhn": read_svhn,
     "tiny_imagenet": read_tiny_imagenet,
 }
-FILE_READERS = {"folder": read_folder, "npz": read_npz, "csv": read_csv}
+FILE_READERS = {"npz": read_npz, "csv": read_csv}
 NOISE_SAMPLES = 2000
 
 
@@ -45,11 +45,13 @@ def load(
     *,
     allow_unofficial: bool = False,
     shape: tuple[int, ...] | None = None,
+    resident: bool = True,
 ) -> Dataset:
     """The named set: one of the catalog, folder:PATH, npz:PATH, csv:PATH, noise[:CxHxW] or permuted:NAME.
 
     Files are looked for below `root`, else $EOW_DATA, else the user's cache folder. Files that differ from the official
-    ones are an error unless `allow_unofficial`. `shape` (C, H, W) is read by `noise` alone.
+    ones are an error unless `allow_unofficial`. `shape` (C, H, W) is read by `noise` alone, and `resident` by folders:
+    without it their images are decoded into a file and not into memory.
     """
     if split not in ("train", "test"):
         raise EowError(f"there is no split {split!r}: use train or test")
@@ -58,6 +60,8 @@ def load(
         return _noise(name, split, shape)
     if kind == "permuted" and rest:
         return _permuted(name, load(rest, root, split, allow_unofficial=allow_unofficial, shape=shape))
+    if kind == "folder" and rest:
+        return read_folder(name, split, resident)
     if kind in FILE_READERS and rest:
         return FILE_READERS[kind](name, split)
     entry = entry_of(name)

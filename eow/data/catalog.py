@@ -14,6 +14,7 @@ import numpy as np
 
 from eow.data.dataset import Dataset
 from eow.errors import EowError
+from eow.mapping import blocks
 
 
 @dataclass(frozen=True)
@@ -260,11 +261,10 @@ def statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
     axes = (0, 2, 3) if images else (0,)
     scale = 255.0 if images else 1.0
     count = dataset.inputs.size // dataset.inputs.shape[1]
-    chunks = range(0, len(dataset), 1024)
-    total = sum(dataset.inputs[i : i + 1024].sum(axis=axes, dtype=np.float64) for i in chunks)
+    total = sum(block.sum(axis=axes, dtype=np.float64) for block in blocks(dataset.inputs))
     mean = total / count
     centre = mean.reshape(-1, 1, 1) if images else mean
-    squares = sum(np.square(dataset.inputs[i : i + 1024] - centre).sum(axis=axes) for i in chunks)
+    squares = sum(np.square(block - centre).sum(axis=axes) for block in blocks(dataset.inputs))
     std = np.sqrt(squares / count) / scale
     std = np.where(std == 0, 1.0, std)
     return tuple((mean / scale).tolist()), tuple(std.tolist())

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from eow.errors import EowError
+from eow.mapping import blocks, take
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,8 @@ class Dataset:
     def hash(self) -> str:
         """sha256 over shape, dtype, input bytes, label bytes and class names; the name and the split do not enter."""
         digest = hashlib.sha256(f"{self.inputs.shape} {self.inputs.dtype.str}\n".encode())
-        digest.update(np.ascontiguousarray(self.inputs).data)
+        for block in blocks(self.inputs):
+            digest.update(np.ascontiguousarray(block).data)
         digest.update(np.ascontiguousarray(self.labels).data)
         # A length before each name, so that ("ab", "c") and ("a", "bc") differ.
         for name in self.classes:
@@ -92,7 +94,7 @@ class Dataset:
         """The samples at these indices, in this order, with the same classes."""
         chosen = np.asarray(indices, dtype=np.int64)
         places = chosen if self.indices is None else self.indices[chosen]
-        return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen], indices=places)
+        return replace(self, inputs=take(self.inputs, chosen), labels=self.labels[chosen], indices=places)
 
 
 def random_state(seed: int) -> np.random.RandomState:

@@ -13,6 +13,14 @@ from pathlib import Path
 
 from eow.errors import EowError
 
+PACKED = 100  # images and features shrink to a fifth; what shrinks to less than a hundredth holds nothing
+ALWAYS_UNPACKED = 256 << 20  # bytes that any file may unpack to
+
+
+def most_unpacked(size: int) -> int:
+    """How many bytes a compressed file of this size may unpack to: more is a bomb, and not read to its end."""
+    return max(PACKED * size, ALWAYS_UNPACKED)
+
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:

@@ -12,10 +12,12 @@ from eow.data.catalog import Entry
 from eow.data.dataset import Dataset, split_80_20
 from eow.data.files import entries, files_below, is_folder
 from eow.errors import EowError
+from eow.mapping import in_file, pieces
 
 # Named one by one, because Pillow also knows formats whose decoding starts other programs (EPS runs Ghostscript).
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 GREY_MODES = ("1", "L", "LA")
+MOST_PIXELS = 1 << 26  # 8192x8192; a few kB can say that they are more, and decoding would believe them
 COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
 
@@ -38,12 +40,17 @@ def decoded(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def _image_array(paths: Sequence[Path], size: tuple[int, int], channels: int) -> np.ndarray:
-    """All images, decoded in a few threads: Pillow lets go of the interpreter while it decodes."""
-    inputs = np.empty((len(paths), channels, size[1], size[0]), np.uint8)
+def _image_array(paths: Sequence[Path], size: tuple[int, int], channels: int, resident: bool) -> np.ndarray:
+    """All images, in memory or in a file, decoded in a few threads: Pillow lets go of the interpreter while it
+    decodes."""
+    shape = (len(paths), channels, size[1], size[0])
+    inputs = np.empty(shape, np.uint8) if resident else in_file(shape, np.uint8)
     with ThreadPoolExecutor() as pool:
-        for index, image in enumerate(pool.map(lambda path: decoded(path, size, channels), paths)):
-            inputs[index] = image
+        for rows in pieces(inputs):  # no more are decoded ahead than are about to be stored
+            for index, image in enumerate(
+                pool.map(lambda path: decoded(path, size, channels), paths[rows]), rows.start
+            ):
+                inputs[index] = image
     return inputs
 
 
@@ -56,13 +63,16 @@ def size_and_channels(path: Path) -> tuple[tuple[int, int], int]:
             size, mode = image.size, image.mode
     except Exception as error:
         raise EowError(f"{path} cannot be read as an image: {error}") from error
+    if size[0] * size[1] > MOST_PIXELS:
+        raise EowError(f"{path} says that it is {size[0]}x{size[1]}, more than any network takes: scale it down first")
     if mode not in GREY_MODES + COLOUR_MODES:
         raise EowError(f"{path} has the mode {mode}, not 8 bits a channel: save it as 8-bit grey or RGB first")
     return size, 1 if mode in GREY_MODES else 3
 
 
-def read_folder(name: str, split: str) -> Dataset:
-    """Class sub-folders of images; train/ and test/ (else val/) are the splits where both are there."""
+def read_folder(name: str, split: str, resident: bool = True) -> Dataset:
+    """Class sub-folders of images; train/ and test/ (else val/) are the splits where both are there. Where they are not
+    to be resident in memory, they are decoded into a file."""
     folder = Path(name.removeprefix("folder:")).expanduser()
     if not is_folder(folder):
         raise EowError(f"{folder} is not a folder")
@@ -85,7 +95,7 @@ def read_folder(name: str, split: str) -> Dataset:
     for path, _ in paths:
         if size_and_channels(path)[1] != channels:
             raise EowError(f"{path} and {first} are not both grey or both colour: convert all images to one mode first")
-    inputs = _image_array([path for path, _ in paths], size, channels)
+    inputs = _image_array([path for path, _ in paths], size, channels, resident)
     return Dataset(name, split, inputs, np.array([label for _, label in paths], np.int64), tuple(classes))
 
 
@@ -133,7 +143,7 @@ def read_tiny_imagenet(name: str, root: Path, split: str, entry: Entry, allow_un
                 raise EowError(f"{annotations}, line {number}: no class of wnids.txt in the second column")
             pairs.append((folder / "val" / "images" / Path(fields[0]).name, label_of[fields[1]]))
     channels, height, width = entry.shape
-    inputs = _image_array([path for path, _ in pairs], (width, height), channels)
+    inputs = _image_array([path for path, _ in pairs], (width, height), channels, resident=True)
     # WordNet's words repeat ("crane" is a bird and a machine), so the id stays in the name.
     classes = tuple(f"{i} {words.get(i, '').split(',')[0]}".strip() for i in wordnet_ids)
     return Dataset(name, split, inputs, np.array([label for _, label in pairs], np.int64), classes)

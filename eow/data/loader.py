@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from eow.data.dataset import Dataset
 from eow.errors import EowError
+from eow.mapping import let_go
 from eow.seeds import derive
 
 
@@ -165,10 +166,13 @@ class Batches:
         if self.resident:
             return self.inputs[index], self.labels[index]
         index = index.cpu()
-        return self.inputs[index].to(self.device), self.labels[index].to(self.device)
+        x, y = self.inputs[index].to(self.device), self.labels[index].to(self.device)
+        let_go(self.dataset.inputs)
+        return x, y
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, as it lies, without augmentation: for prediction."""
         for first in range(0, len(self.dataset), self.batch):
             part = slice(first, first + self.batch)
             yield self.transform(self.inputs[part].to(self.device)), self.labels[part].to(self.device)
+            let_go(self.dataset.inputs)

@@ -21,7 +21,8 @@ import numpy as np
 
 from eow.data.catalog import CATALOG, Entry, File
 from eow.data.dataset import Dataset, stratified_split
-from eow.data.files import is_file
+from eow.data.files import is_file, most_unpacked
+from eow.data.matlab import read_mat
 from eow.errors import EowError
 
 
@@ -83,8 +84,12 @@ def _idx_array(
 ) -> tuple[np.ndarray, bool | None]:
     content, official, path = _checked_bytes(name, file, root, allow_unofficial)
     if path.suffix == ".gz":
+        most = most_unpacked(len(content))
         try:
-            content = gzip.decompress(content)
+            with gzip.open(io.BytesIO(content)) as stream:
+                content = stream.read(most + 1)
+            if len(content) > most:
+                raise EowError("it unpacks to far more than images do")
         except Exception as error:
             raise EowError(f"{path} is not a whole gzip file ({error}): fetch it again") from error
     header = 4 + 4 * dimensions
@@ -183,7 +188,8 @@ def _unpickled(content: bytes, path: Path) -> dict[str, Any]:
         ("_codecs", "encode"): encode,
     }
 
-    class Reader(pickle.Unpickler):
+    # The one in Python: that in C makes room for as many objects as the file says it will have.
+    class Reader(pickle._Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) not in allowed:
                 raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
@@ -203,12 +209,10 @@ def _unpickled(content: bytes, path: Path) -> dict[str, Any]:
 
 def read_svhn(name: str, root: Path, split: str, entry: Entry, allow_unofficial: bool) -> Dataset:
     """SVHN's cropped digits: X (32, 32, 3, N) uint8 and y (N, 1) with labels 1..10, where 10 is the digit 0."""
-    import scipy.io
-
     (file,) = entry.train if split == "train" else entry.test
     content, official, path = _checked_bytes(name, file, root, allow_unofficial)
     try:
-        fields = scipy.io.loadmat(io.BytesIO(content), variable_names=["X", "y"])
+        fields = read_mat(content)
     except Exception as error:
         raise EowError(f"{path} cannot be read as a MATLAB file: {error or type(error).__name__}") from error
     images, labels = fields.get("X"), fields.get("y")

@@ -8,7 +8,10 @@ from eow.config import DataConfig
 from eow.data import Dataset, holdout_split, known_unknown, load, statistics
 from eow.data.loader import Transform
 from eow.errors import EowError
+from eow.mapping import blocks
 from eow.seeds import derive
+
+FEW = 50  # different rows of a test set
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class RunData:
 def load_sets(wanted: DataConfig, seed: int) -> RunData:
     """Training, held-out and test data as the config wants them, and everything that counts as unknown."""
     root, allow = wanted.root or None, wanted.allow_unofficial
-    train = load(wanted.name, root, "train", allow_unofficial=allow)
-    test = load(wanted.name, root, "test", allow_unofficial=allow)
+    train = load(wanted.name, root, "train", allow_unofficial=allow, resident=wanted.resident)
+    test = load(wanted.name, root, "test", allow_unofficial=allow, resident=wanted.resident)
     if train.shape != test.shape or len(train.classes) != len(test.classes):
         raise EowError(
             f"{wanted.name} trains on {len(train.classes)} classes of shape {train.shape} and tests on "
@@ -39,6 +42,7 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
     if wanted.unknown_classes:
         train, _ = known_unknown(train, wanted.unknown_classes)
         test, outliers["unknown"] = known_unknown(test, wanted.unknown_classes)
+        check_apart(train, test)  # samples of the other classes may have made it look better
     certify = holdout = None
     if wanted.certify:
         train, certify = holdout_split(train, wanted.certify, derive("certify", seed) % 2**32)
@@ -47,7 +51,7 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
     if 0 < wanted.limit < len(train):
         _, train = holdout_split(train, wanted.limit, derive("limit", seed) % 2**32)
     for name in wanted.outliers:
-        outlier = load(name, root, "test", allow_unofficial=allow, shape=test.shape)
+        outlier = load(name, root, "test", allow_unofficial=allow, shape=test.shape, resident=wanted.resident)
         if outlier.shape != test.shape:
             raise EowError(
                 f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {test.shape}: choose others"
@@ -58,12 +62,29 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
 
 def check_apart(train: Dataset, test: Dataset) -> None:
     """The test set must be other samples than the training set, in whatever order they lie: everything that is cut
-    from the latter to fit on would be test data. A few doubles are in most sets, and a table of few values repeats
-    itself: what is refused is a test set that mostly stands in a training set which does not."""
-    seen = {hash(sample.tobytes()) for sample in train.inputs}
-    doubles = np.mean([hash(sample.tobytes()) in seen for sample in test.inputs])
-    if train.hash == test.hash or (doubles > 0.5 and len(seen) > 0.5 * len(train)):
+    from the latter to fit on would be test data. A few doubles are in most sets; in a table of few values both parts
+    repeat themselves (or the test, too small for that, has few rows that differ): all else is refused when most of
+    the test set stands in the training set."""
+    trained, tested = fingerprints(train), fingerprints(test)
+    seen, rows = set(trained), len(set(tested))
+    doubles = np.mean([each in seen for each in tested])
+    repeats = len(seen) <= 0.5 * len(trained) and (rows <= 0.5 * len(tested) or rows < FEW)
+    if train.hash == test.hash or (doubles > 0.5 and not repeats):
         raise EowError(
             f"{train.name} has the same samples for training and for the test ({doubles:.0%} of the test's): what is "
             "measured on them would say nothing, give it a test split of its own"
         )
+
+
+def fingerprints(part: Dataset) -> list[int]:
+    """One number a sample, the same for the same inputs; 0 and -0 are the same."""
+    floats = part.inputs.dtype.kind == "f"
+    pieces = (block + np.float32(0) if floats else block for block in blocks(part.inputs))
+    return [hash(sample.tobytes()) for piece in pieces for sample in piece]
+
+
+def without_copies(part: Dataset, *others: Dataset | None) -> Dataset | None:
+    """The samples of `part` that stand in none of the others; None where all do."""
+    seen = {each for other in others if other is not None for each in fingerprints(other)}
+    fresh = [index for index, each in enumerate(fingerprints(part)) if each not in seen]
+    return part if len(fresh) == len(part) else part.subset(fresh) if fresh else None

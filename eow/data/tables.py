@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import csv
 import math
+import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from eow.data.dataset import Dataset, split_80_20
+from eow.data.files import most_unpacked
 from eow.errors import EowError
 
 LABEL_COLUMNS = ("label", "class", "target", "y")
@@ -21,8 +23,12 @@ def read_npz(name: str, split: str) -> Dataset:
     """Arrays x, y (or X, y), cut 80/20, or x_train, y_train, x_test, y_test; `classes` names the labels 0..K-1."""
     path = Path(name.removeprefix("npz:")).expanduser()
     try:
+        check_packed(path)
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
+        for key, array in arrays.items():
+            if not isinstance(array, np.ndarray) or (array.dtype.kind == "U" and not is_text(array)):
+                raise EowError(f"its member {key!r} is no array, or of characters that are none")
     except Exception as error:
         raise EowError(f"{path} cannot be read as an .npz of plain arrays: {error or type(error).__name__}") from error
     if "X" in arrays and "x" not in arrays:
@@ -35,6 +41,20 @@ def read_npz(name: str, split: str) -> Dataset:
         whole = Dataset(name, split, _npz_inputs(path, arrays["x"]), labels, classes)
         return whole.subset(split_80_20(name, labels, split))
     raise EowError(f"{path} holds {sorted(arrays)}, not x and y or x_train, y_train, x_test and y_test")
+
+
+def is_text(array: np.ndarray) -> bool:
+    """numpy takes any 32 bits for a character, and fails where it has to show them."""
+    codes = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4".replace("|", "="))
+    return not codes.size or int(codes.max()) <= 0x10FFFF
+
+
+def check_packed(path: Path) -> None:
+    """What unpacks to far more than it is would fill the memory before anything could be said about it."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > most_unpacked(path.stat().st_size):
+        raise EowError(f"it unpacks to {unpacked:,} bytes, far more than arrays do: save it with numpy.savez")
 
 
 def _npz_inputs(path: Path, x: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ A tensor is taken through its own methods: nothing here imports torch. Arrays wi
 whole: `over_rows` hands out float64 blocks of a fixed size, so memory grows with the block and not with the samples.
 """
 
-import mmap
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from eow.errors import EowError
+from eow.mapping import let_go
 
 SLACK = 1e-6  # float32 softmax outputs leave [0, 1] by rounding; anything further out is a mistake
 SUM_SLACK = 1e-4  # a row's sum collects K of those roundings
@@ -74,15 +74,6 @@ def over_slices(function: Callable[[slice], Result], table: Any) -> Iterator[Res
         for start in range(0, len(parts), 2 * THREADS):  # results are fetched before more are made
             yield from pool.map(function, parts[start : start + 2 * THREADS])
             let_go(table)
-
-
-def let_go(table: Any) -> None:
-    """What was read of a table that lies in a file counts as memory until it is let go; it is fetched again if it is
-    looked at again."""
-    while isinstance(table, np.ndarray):
-        table = table.base
-    if isinstance(table, mmap.mmap):
-        table.madvise(mmap.MADV_DONTNEED)
 
 
 def extremes(table: Any, name: str) -> tuple[float, float]:

@@ -20,8 +20,8 @@ def smooth_ece(confidence: Any, correct: Any) -> float:
     """smECE with the reflected Gaussian kernel at its own width, a fraction in [0, 1].
 
     Confidences are gathered in 4096 cells of equal width first, residuals exact: a million samples cost what fifteen
-    bins do. Agrees with the authors' package to 1e-3, the step of its search for the width; but that package counts
-    confidences of exactly 0 or 1 by half, and here they count like the others.
+    bins do. Agrees with the authors' package to 1e-3, the step of its search for the width, except where confidences
+    lie within a cell of that package from 0 or 1: it counts them by half there, and here they count like the others.
     """
     return float(smooth_gap(sums_by_width(confidence, correct, CELLS)))
 

@@ -27,6 +27,7 @@ def report(
     have an unknown logit.
     """
     from eow.errors import EowError
+    from eow.plain import encoded
     from eow.report.gather import gather
     from eow.report.sections import compose
     from eow.storage import atomic, make_folder
@@ -41,7 +42,7 @@ def report(
     if format == "html":
         from eow.report.page import page
 
-        files = {out: page(sections).encode()}
+        files = {out: encoded(page(sections))}
     elif format == "png":
         from eow.report.plots import pictures
 
@@ -49,7 +50,10 @@ def report(
     else:
         from eow.report.texts import WRITERS, csv_files
 
-        files = csv_files(sections, out, many) if format == "csv" else {out: WRITERS[format](sections).encode()}
+        if format == "csv":
+            files = csv_files(sections, out, many)
+        else:
+            files = {out: encoded(WRITERS[format](sections))}
     make_folder(out if many else out.absolute().parent)
     for path, content in files.items():  # all are made before the first is written
         atomic(path, lambda file, content=content: file.write(content))  # type: ignore[misc]

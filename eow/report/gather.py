@@ -15,9 +15,11 @@ from eow.certify import Threshold, stored
 from eow.errors import EowError
 from eow.evaluate import KNOWN, calibration, intervals, kind_of, open_world, read_all, scores_of
 from eow.predictions import Predictions
+from eow.report.soundness import check_run, is_numbers
 from eow.runfolder import ELSEWHERE
 
 KINDS = ("unseen", "near", "far", "other")
+HUGE = 1e6  # what no share, loss or severity reaches, nor NaN
 PALETTE = 8  # colours; beyond, lines are dashed as well
 FIRST = ("eow", "vanilla")  # have the first two colours in every report
 
@@ -97,7 +99,10 @@ def runs_in(folder: Path) -> list[Path]:
     found = sorted(path.parent for path in folder.glob("*/summary.json"))
     if (folder / "runs").is_dir() and (folder / "table.json").is_file():
         rows = storage.read_json(folder / "table.json", "rows")["rows"]
-        found = [folder / "runs" / name for row in rows for name in row["runs"]]
+        try:
+            found = [folder / "runs" / name for row in rows for name in row["runs"]]
+        except (TypeError, KeyError):
+            raise EowError(f"{folder / 'table.json'} does not name its runs: run the bench again") from None
         found = [run for run in found if (run / "summary.json").exists()]
     return found or [folder]
 
@@ -108,10 +113,12 @@ def read_run(folder: Path, unknown_rate: float | None) -> Loaded:
     known, others = predictions_of(folder, unknown_rate)
     ranked = scores_of(known) if others else None
     summary = storage.read_json(folder / "summary.json", "metrics", "train_seconds", "weights", "sets")
+    config = storage.read_json(folder / "config.json", "seed", "data", "model", "method", "train")
+    log = storage.Log(folder / "log.jsonl").read()
+    check_run(folder, config, summary, log)
     figures = {KNOWN: calibration(known), **{name: open_world(known, each, ranked) for name, each in others.items()}}
     return Loaded(
-        folder, storage.read_json(folder / "config.json", "seed", "data", "model", "method", "train"), summary,
-        storage.read_json(folder / "environment.json"), storage.Log(folder / "log.jsonl").read(), small(known),
+        folder, config, summary, storage.read_json(folder / "environment.json"), log, small(known),
         {name: small(each) for name, each in others.items()}, {name: kind_of(each) for name, each in others.items()},
         known.open_world, figures, {}, read_corruptions(folder),
         stored(folder, summary["weights"]),
@@ -124,11 +131,16 @@ def read_corruptions(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     table = storage.read_json(path, "corruptions", "severities", "severity", "source", "accuracy", "ece", "nll")
-    rows, columns = len(table["corruptions"]), len(table["severities"])
     try:
-        fits = all(np.array(table[name], float).shape == (rows, columns) for name in ("accuracy", "ece", "nll"))
-        spreads = [table["severity"][name] for name in ("accuracy", "ece", "unknown")]
-        fits = fits and all(len([(each["mean"], each["std"]) for each in one]) == columns for one in spreads)
+        rows, columns = len(table["corruptions"]), len(table["severities"])
+        matrices = np.array([table[name] for name in ("accuracy", "ece", "nll")], float)
+        fits = matrices.shape == (3, rows, columns) and bool((np.abs(matrices) < HUGE).all())
+        spreads = [
+            [[each["mean"], each["std"]] for each in table["severity"][name]] for name in ("accuracy", "ece", "unknown")
+        ]
+        fits = fits and np.array(spreads, float).shape == (3, columns, 2) and bool((np.abs(spreads) < HUGE).all())
+        fits = fits and is_numbers(table["severities"]) and max(map(abs, table["severities"])) < HUGE
+        fits = fits and all(isinstance(each, str) for each in (*table["corruptions"], table["source"]))
     except (TypeError, KeyError, ValueError):
         fits = False
     if not fits:

@@ -31,7 +31,8 @@ for (const table of document.querySelectorAll("table.sortable")) {
 }
 
 function quoted(value) {
-  const text = value === null ? "" : String(value);
+  let text = value === null ? "" : String(value);
+  if (typeof value === "string" && /^[=+@\t\r-]/.test(text)) text = `'${text}`; // a spreadsheet would run it
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from eow.plain import encoded, no_formula
 from eow.report.parts import DASH, Cell, Figure, Table, rows_of
 from eow.report.sections import Section
 
@@ -92,13 +93,13 @@ def csv_files(sections: list[Section], out: Path, many: bool) -> dict[Path, byte
     if many:
         single = len(sections) == 1
         return {
-            out / f"{part.key if single else f'{section.slug}-{part.key}'}.csv": text_of(*rows_of(part)).encode()
+            out / f"{part.key if single else f'{section.slug}-{part.key}'}.csv": csv_of(*rows_of(part))
             for section, part in parts
         }
     header = ["section", "part", "panel", "series", "x", "y", "low", "high", "samples"]
     rows = [[section.title, part.key, *row] for section, part in parts if part is not section.runs
             for row in long_rows(part)]  # fmt: skip
-    return {out: text_of(header, rows).encode()}
+    return {out: csv_of(header, rows)}
 
 
 def long_rows(part: Table | Figure) -> list[list[Any]]:
@@ -122,12 +123,12 @@ def long_rows(part: Table | Figure) -> list[list[Any]]:
     return found
 
 
-def text_of(header: list[str], rows: list[list[Any]]) -> str:
+def csv_of(header: list[str], rows: list[list[Any]]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
+    writer.writerow(map(no_formula, header))
+    writer.writerows([no_formula(cell) for cell in row] for row in rows)
+    return encoded(text.getvalue())
 
 
 WRITERS: dict[str, Callable[[list[Section]], str]] = {"md": markdown, "latex": latex}

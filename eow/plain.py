@@ -1,0 +1,30 @@
+"""Words from elsewhere (names of classes, files and runs, whatever stands in a file) as text that does nothing."""
+
+import re
+from typing import Any
+
+# What is not shown but does something: line breaks, escape sequences, marks that turn the direction of writing, and
+# halves of characters that no file can hold.
+DOING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text as one line that commands no terminal: a ? for whatever would."""
+    return DOING.sub("?", text)
+
+
+def encoded(text: str) -> bytes:
+    """A whole text for a file, the same line by line."""
+    return "\n".join(map(printable, text.split("\n"))).encode()
+
+
+def no_formula(cell: Any) -> Any:
+    """A cell of a CSV file. A spreadsheet runs what begins with one of these signs; behind an apostrophe it is text.
+    Numbers stay as they are."""
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell

@@ -1,0 +1,178 @@
+"""Disks that are full and folders that cannot be written to: one sentence, the last good checkpoint intact, and once
+there is room again the bytes of a run that never met any of it.
+
+A small tmpfs is mounted where that is allowed (by root), for permission bits do not bind root.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from eow import runs, storage
+from eow.config import RunConfig, resolve
+from eow.errors import EowError
+from eow.evaluate import evaluate
+
+FILES = ("weights.safetensors", "predictions/test.safetensors", "predictions/unknown.safetensors", "config.json")
+
+
+def config() -> RunConfig:
+    return resolve({
+        "train": {"epochs": 2, "checkpoint_every": 1}, "model": {"hidden": [16]},
+        "data": {"unknown_classes": [8, 9]}, "method": {"start": "buffer", "buffer_size": 100, "start_epoch": 1},
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    runs.train(config(), folder, progress=False)
+    return folder
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"there is no mount here ({error})")
+    if done.returncode:
+        pytest.skip(f"mounting a small tmpfs is not allowed here ({done.stderr.strip()})")
+    yield disk
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    subprocess.run(["umount", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all the room there is."""
+    filler = disk / "filler"
+    with open(filler, "ab", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while file.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+    assert os.statvfs(disk).f_bavail == 0
+    return filler
+
+
+def intact(folder: Path) -> int:
+    """The epoch of the checkpoint, which must be whole; -1 where there is none yet."""
+    if not (folder / "checkpoint.safetensors").exists():
+        return -1
+    return storage.read_tensors(folder / "checkpoint.safetensors")[1]["epoch"]
+
+
+def sentence(work: Callable[[], object]) -> str:
+    """What eow's own error says; nothing when there is none."""
+    try:
+        work()
+    except EowError as error:
+        return str(error)
+    return ""
+
+
+def test_a_disk_that_fills_up_before_any_write_costs_nothing_but_time(
+    small_disk: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first write, the second, and so on until none is left to fail: config, environment, log, both
+    checkpoints, weights, predictions, summary."""
+    real, refused = storage.atomic, []
+    for number in range(1, 100):
+        folder, calls = small_disk / f"run{number}", []
+
+        def write(path: Path, *rest, number=number, calls=calls) -> None:
+            calls.append(path)
+            if len(calls) == number:
+                fill(small_disk)
+            real(path, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "atomic", write)
+            said = sentence(lambda folder=folder: runs.train(config(), folder, progress=False))
+        if not said:
+            break  # there are fewer writes than that
+        found = re.fullmatch(r"(\S+) cannot be written: No space left on device; free the space.*", said)
+        assert found, said
+        refused.append(Path(found[1]).name)
+        assert not [file for file in folder.rglob(".*") if file.name != ".lock"]  # no half of a file
+        tried = [path.name for path in calls].count("checkpoint.safetensors")
+        assert intact(folder) == tried - (refused[-1] == "checkpoint.safetensors") - 1
+        for look in (runs.load, evaluate):
+            assert "\n" not in sentence(lambda look=look, folder=folder: look(folder))
+        (small_disk / "filler").unlink()
+        runs.train(config(), folder, resume=True, progress=False)
+        for name in FILES:
+            assert (whole / name).read_bytes() == (folder / name).read_bytes(), (refused[-1], name)
+        subprocess.run(["rm", "-r", folder], check=True)
+    assert refused == [
+        "config.json", "environment.json", "log.jsonl", "checkpoint.safetensors", "checkpoint.safetensors",
+        "weights.safetensors", "test.safetensors", "unknown.safetensors", "summary.json",
+    ]  # fmt: skip
+
+
+def test_a_log_that_meets_a_full_disk_is_cut_at_a_line(small_disk: Path) -> None:
+    log = storage.Log(small_disk / "log.jsonl")
+    log.write(epoch=0)
+    fill(small_disk)
+    with pytest.raises(EowError, match=r"log\.jsonl cannot be written: No space left on device"):
+        log.write(epoch=1, text=10_000 * "x")
+    assert log.read() == [{"epoch": 0}]
+    (small_disk / "filler").unlink()
+    log.keep(lambda line: True)
+    log.write(epoch=1)
+    assert log.read() == [{"epoch": 0}, {"epoch": 1}]
+
+
+def test_a_disk_without_a_single_byte_left_refuses_a_new_run(small_disk: Path) -> None:
+    fill(small_disk)
+    with pytest.raises(EowError, match="No space left on device"):
+        runs.train(config(), small_disk / "run", progress=False)
+    assert not list((small_disk / "run").glob("[!.]*"))
+
+
+def test_a_read_only_disk_is_said_to_be_one_and_finished_runs_on_it_are_read(small_disk: Path, whole: Path) -> None:
+    subprocess.run(["cp", "-r", whole, small_disk / "finished"], check=True)
+    (small_disk / "begun").mkdir()
+    subprocess.run(["cp", whole / "config.json", small_disk / "begun"], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    for name in ("new", "begun"):
+        with pytest.raises(EowError, match=rf"the folder .*{name} cannot be written to: Read-only file system"):
+            runs.train(config(), small_disk / name, resume=True, progress=False)
+    assert evaluate(small_disk / "finished") == evaluate(whole)
+    assert runs.load(small_disk / "finished").weights_hash == runs.load(whole).weights_hash
+
+
+def test_a_folder_that_becomes_read_only_keeps_its_checkpoint(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder cannot be changed from its second checkpoint on, not even by root."""
+    folder, real, saved = tmp_path / "run", runs.checkpoints.save, []
+
+    def save(*arguments) -> None:
+        saved.append(1)
+        if len(saved) == 2 and subprocess.run(["chattr", "+i", folder], capture_output=True).returncode:
+            pytest.skip("folders cannot be made immutable here")
+        real(*arguments)
+
+    monkeypatch.setattr(runs.checkpoints, "save", save)
+    try:
+        with pytest.raises(EowError, match=r"checkpoint\.safetensors cannot be written: Operation not permitted"):
+            runs.train(config(), folder, progress=False)
+        assert intact(folder) == 0
+        with pytest.raises(EowError, match="cannot be written to: Operation not permitted"):
+            runs.train(config(), folder, resume=True, progress=False)
+        assert intact(folder) == 0
+    finally:
+        subprocess.run(["chattr", "-i", folder], capture_output=True)
+    monkeypatch.undo()
+    runs.train(config(), folder, resume=True, progress=False)
+    assert all((whole / name).read_bytes() == (folder / name).read_bytes() for name in FILES)

@@ -1,0 +1,273 @@
+"""Kills and signals: whatever ends a run, it goes on to the bytes of one that nobody disturbed.
+
+The long forms, fifty kills of a training and of a bench, are in benchmarks/stress.py; test_bench_kill.py kills a bench.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from eow import runs, stopping, storage
+from eow.bench import bench
+from eow.cli.training import told_how_to_go_on
+from eow.config import RunConfig, resolve
+from eow.errors import EowError
+from eow.training import Training
+
+ROOT = Path(__file__).parent.parent
+TINY = ["--data", "digits", "--unknown-classes", "8,9", "--device", "cpu", "--set", "model.hidden=16", "--quiet"]
+
+
+def config(epochs: int = 4) -> RunConfig:
+    return resolve({
+        "train": {"epochs": epochs, "checkpoint_every": 100, "device": "cpu"}, "model": {"hidden": [16]},
+        "data": {"unknown_classes": [8, 9]}, "method": {"start": "buffer", "buffer_size": 100, "start_epoch": 1},
+    })  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """SIGINT, also where the tests run in the background of a script, which ignores it for them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    runs.train(config(), folder, progress=False)
+    return folder
+
+
+def same(whole: Path, other: Path) -> bool:
+    names = ["weights.safetensors", "predictions/test.safetensors", "predictions/unknown.safetensors", "config.json"]
+    return all((whole / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def epoch_kept(folder: Path) -> int:
+    return storage.read_tensors(folder / "checkpoint.safetensors")[1]["epoch"]
+
+
+def test_a_training_killed_three_times_ends_in_the_same_bytes(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "stress.py",
+        "train",
+        "--kills",
+        "3",
+        "--json",
+        tmp_path / "x.json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "x.json").read_text())["train"]
+    assert found["kills"] == 3 == sum(found["folders left"].values())
+    assert found["finished runs"] >= 1
+    assert found["different"] == []
+
+
+def signal_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, *numbers: int) -> None:
+    """Signals to this process itself, in the middle of things: before a certain call of a function."""
+    real, calls = getattr(owner, name), []
+
+    def called(*arguments, **named):
+        calls.append(1)
+        if len(calls) == call:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, called)
+
+
+@pytest.mark.parametrize(
+    ("number", "owner", "name", "call", "kept"),
+    [
+        (signal.SIGINT, Training, "step", 40, 1),  # in the third epoch of four, of 15 steps each
+        (signal.SIGTERM, Training, "step", 40, 1),
+        (signal.SIGINT, Training, "step", 1, -1),  # before anything was learnt
+        (signal.SIGTERM, Training, "means", 3, 1),  # in the look after the third epoch's last step
+        (signal.SIGINT, storage.Log, "write", 2, 1),  # the second epoch is whole, its line not yet there
+        (signal.SIGTERM, storage.Log, "write", 4, 3),  # there is no fifth epoch to stop in
+        (signal.SIGINT, runs, "predict_set", 2, 3),
+    ],
+)
+def test_a_signal_keeps_the_last_whole_epoch(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, number, owner, name: str, call: int, kept: int
+) -> None:
+    folder, handlers = tmp_path / "run", [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    signal_at(monkeypatch, owner, name, call, number)
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else stopping.Terminated):
+        runs.train(config(), folder, progress=False)
+    assert (epoch_kept(folder) if kept >= 0 else -1) == kept
+    assert (folder / "checkpoint.safetensors").exists() == (kept >= 0)
+    assert not (folder / "summary.json").exists()
+    monkeypatch.undo()
+    runs.train(config(), folder, resume=True, progress=False)
+    assert same(whole, folder)
+    assert [line["epoch"] for line in storage.Log(folder / "log.jsonl").read()] == [0, 1, 2, 3]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_more_signals_do_not_disturb_the_end_that_the_first_began(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal_at(monkeypatch, Training, "step", 40, signal.SIGINT)
+    signal_at(monkeypatch, Training, "restore", 1, signal.SIGINT, signal.SIGTERM)
+    signal_at(monkeypatch, runs.checkpoints, "save", 1, signal.SIGTERM, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(config(), tmp_path / "run", progress=False)
+    assert epoch_kept(tmp_path / "run") == 1
+    monkeypatch.undo()
+    runs.train(config(), tmp_path / "run", resume=True, progress=False)
+    assert same(whole, tmp_path / "run")
+
+
+def test_a_stop_in_a_second_attempt_repeats_the_first_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch that was undone is part of what is gone on with: seeds and rate depend on how many there were."""
+    wild = resolve({"train": {"epochs": 4, "checkpoint_every": 100}, "model": {"hidden": [16]}})
+
+    real = Training.one_epoch
+
+    def one_epoch(training: Training, epoch: int, *rest):
+        # Trouble that depends on the state alone, as a divergence does: in the third epoch's first attempt.
+        humming = epoch == 2 and training.rollbacks == 0
+        training.method.trouble = lambda means: "it hums" if humming else None  # type: ignore[method-assign]
+        return real(training, epoch, *rest)
+
+    monkeypatch.setattr(Training, "one_epoch", one_epoch)
+    runs.train(wild, tmp_path / "whole", progress=False)
+    with monkeypatch.context() as patch:
+        signal_at(patch, Training, "one_epoch", 4, signal.SIGTERM)  # the second attempt at the third epoch
+        with pytest.raises(stopping.Terminated):
+            runs.train(wild, tmp_path / "run", progress=False)
+    assert epoch_kept(tmp_path / "run") == 1
+    runs.train(wild, tmp_path / "run", resume=True, progress=False)
+    logs = [storage.Log(tmp_path / name / "log.jsonl").read() for name in ("whole", "run")]
+    assert [line.get("event") for line in logs[0]] == [None, None, "rollback", None, None]
+    timeless = [[{k: v for k, v in line.items() if "second" not in k} for line in log] for log in logs]
+    assert timeless[0] == timeless[1]
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("whole", "run")]
+    assert weights[0] == weights[1]
+
+
+def test_signals_that_somebody_else_handles_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        signal_at(monkeypatch, Training, "step", 5, signal.SIGTERM)
+        runs.train(config(2), tmp_path / "run", progress=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
+def test_a_training_in_another_thread_needs_no_handlers(tmp_path: Path) -> None:
+    thread = threading.Thread(target=runs.train, args=(config(2), tmp_path / "run"), kwargs={"progress": False})
+    thread.start()
+    thread.join()
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_the_line_says_whether_there_is_something_to_go_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import typer
+
+    for kept, word in ((False, "no epoch is finished yet in"), (True, "its last whole epoch is in")):
+        if kept:
+            (tmp_path / "checkpoint.safetensors").touch()
+        with pytest.raises(typer.Exit) as ended, told_how_to_go_on(tmp_path):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.value.exit_code == 143
+        said = capsys.readouterr().err.strip()
+        assert word in said
+        assert said.count("\n") == 0
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    ends = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def begin(*arguments: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "eow", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def lines(folder: Path) -> int:
+    return len(storage.Log(folder / "log.jsonl").read())
+
+
+@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
+def test_a_stopped_command_says_how_to_go_on(tmp_path: Path, devices: int, number: signal.Signals) -> None:
+    folder, flags = tmp_path / "run", ["--epochs", 5000, "--set", "train.checkpoint_every=5000", "--devices", devices]
+    process = begin("train", *TINY, *flags, "--out", folder)
+    wait_for(lambda: lines(folder) >= 3, process)
+    holder = (folder / ".lock").read_text()
+    if devices == 1:
+        assert holder.startswith(f"process {process.pid} on ")
+    # A second process refuses the folder and names the first.
+    with pytest.raises(EowError, match=f"in use by {holder}"):
+        runs.train(config(), folder, resume=True, progress=False)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert err.strip() == (
+        f"stopped; go on with the same command and --resume (its last whole epoch is in {folder})"
+    ), err
+    assert out == ""
+    assert epoch_kept(folder) + 1 == lines(folder)
+    with storage.locked(folder):  # nobody is left behind
+        pass
+    ranks = [f"checkpoint-rank1-{epoch_kept(folder)}.safetensors"] if devices == 2 else []
+    assert sorted(file.name for file in folder.glob("checkpoint?*-*")) == ranks
+
+
+GRID = """
+[grid]
+name = "small"
+methods = ["vanilla", "eow"]
+seeds = 1
+columns = ["accuracy", "seconds"]
+[settings.data]
+name = "digits"
+[settings.model]
+hidden = [16]
+[settings.train]
+epochs = 60
+checkpoint_every = 5000
+[quick]
+"""
+
+
+def test_a_stopped_bench_keeps_what_its_workers_have_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(GRID)
+    out = tmp_path / "out"
+    process = begin("bench", tmp_path / "small.toml", "--jobs", 2, "--out", out)
+    wait_for(lambda: any(lines(run) >= 3 for run in out.glob("runs/*")), process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert err.strip().splitlines()[-1] == "stopped; the same command goes on from here"
+    kept = {run: epoch_kept(run) for run in out.glob("runs/*") if not (run / "summary.json").exists()}
+    assert kept
+    for run, epoch in kept.items():
+        assert epoch + 1 == lines(run)
+    seconds = {run: [line["seconds"] for line in storage.Log(run / "log.jsonl").read()] for run in kept}
+    table = bench(tmp_path / "small.toml", out, jobs=1, cpus=1)
+    assert not table["failed"]
+    for run, before in seconds.items():  # the epochs that were kept were not trained again
+        assert [line["seconds"] for line in storage.Log(run / "log.jsonl").read()][: len(before)] == before
