@@ -1,11 +1,11 @@
 # make demo: install, then the digits demo.   make demo-all: all methods, three seeds.
-# make test: the whole suite.   make lint: ruff and mypy.
+# make test: the whole suite.   make lint: ruff and mypy.   make stress: the long forms of what must not break, hours.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo demo-all test lint format readme clean
+.PHONY: demo demo-all test lint format readme stress clean
 
 demo: $(VENV)/.installed
 	$(BIN)/eow demo --out runs/demo
@@ -27,6 +27,15 @@ format: $(VENV)/.installed-test
 
 readme: $(VENV)/.installed
 	$(BIN)/python benchmarks/readme.py
+
+stress: export OMP_NUM_THREADS = 1
+stress: export EOW_DEVICE = cpu
+stress: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/stress.py train --kills 50
+	$(BIN)/python benchmarks/stress.py bench --kills 50
+	$(BIN)/python benchmarks/stress.py signals --kills 5
+	$(BIN)/python benchmarks/fuzz.py --count 10000
+	nice -n 19 $(BIN)/python benchmarks/stress.py soak --minutes 30
 
 # A stamp marks a finished install, so that an interrupted one is repeated and a finished one is not.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -201,7 +201,7 @@ def look_at_bench(folder: Path) -> str:
     for run in folder.glob("runs/*"):
         look_at_run(run)
     begun, finished = (len(list(folder.glob(f"runs/*/{name}"))) for name in ("log.jsonl", "summary.json"))
-    return f"{begun} of 3 runs begun, {finished} finished"
+    return f"{begun} runs begun, {finished} of them finished"
 
 
 def same_bench(whole: Path, folder: Path) -> list[str]:

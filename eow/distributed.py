@@ -1,10 +1,7 @@
-"""Several processes, one training: torch.distributed as torchrun starts it, or as `eow train --devices N` has it
-started."""
+"""Several processes, one training: each finds its place, as torchrun or `eow train --devices N` (launching.py) says."""
 
 import gc
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -54,15 +51,3 @@ def process_group(device_name: str) -> Iterator[Place]:
     finally:
         gc.collect()  # DDP objects sit in reference cycles; one that outlives its process group ends in an abort
         torch.distributed.destroy_process_group()
-
-
-def launch(devices: int, arguments: list[str]) -> int:
-    """Run `eow ARGUMENTS` in `devices` processes of this machine under torchrun; its exit code."""
-    if torch.cuda.is_available() and devices > torch.cuda.device_count():
-        raise EowError(f"--devices {devices} asks for more than the {torch.cuda.device_count()} GPUs of this machine")
-    quiet = {
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }  # DDP would comment on parameters that are all used
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-    return subprocess.call([*command, "-m", "eow", *arguments], env={**quiet, **os.environ})
