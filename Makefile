@@ -13,8 +13,9 @@ demo: $(VENV)/.installed
 demo-all: $(VENV)/.installed
 	$(BIN)/eow demo --all --seeds 3 --out runs/demo-all
 
+# One process a core; a file's tests stay together, for they share what was trained for them.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -30,11 +31,13 @@ readme: $(VENV)/.installed
 
 stress: export OMP_NUM_THREADS = 1
 stress: export EOW_DEVICE = cpu
+stress: export EOW_STRESS = 1
 stress: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/stress.py train --kills 50
 	$(BIN)/python benchmarks/stress.py bench --kills 50
 	$(BIN)/python benchmarks/stress.py signals --kills 5
 	$(BIN)/python benchmarks/fuzz.py --count 10000
+	$(BIN)/python -m pytest tests/test_scale.py
 	nice -n 19 $(BIN)/python benchmarks/stress.py soak --minutes 30
 
 # A stamp marks a finished install, so that an interrupted one is repeated and a finished one is not.

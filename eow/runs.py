@@ -285,6 +285,10 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         config = configs.from_table(card["config"])
         classes, in_shape = tuple(card["classes"]), tuple(card["in_shape"])
         transform = Transform(tuple(card["transform"]["mean"]), tuple(card["transform"]["std"]))
+        with torch.device("meta"):  # no file may ask for a larger network than it brings
+            wanted = make_method(config, len(classes), in_shape).named_parameters()
+        if any(key not in state or state[key].shape != parameter.shape for key, parameter in wanted):
+            raise ValueError("other parameters than its settings want")
         method = make_method(config, len(classes), in_shape)
         method.load_state_dict(state)
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:

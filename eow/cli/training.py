@@ -35,7 +35,7 @@ def train(
     root: Root = "",
     allow_unofficial: Unofficial = False,
     resident: Annotated[
-        str, typer.Option(help="yes: the data lies on the device; no: it is streamed from memory.")
+        str, typer.Option(help="yes: the data lies on the device; no: it is streamed, a folder: from a file.")
     ] = "",
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")] = None,
     graph: Annotated[str | None, typer.Option(help="The step as one CUDA graph: auto, on or off.")] = None,
