@@ -139,7 +139,9 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:
-            raise EowError(f"y holds one class only, {classes[0]!r}: a classifier needs rows of at least 2 classes")
+            raise EowError(
+                f"y holds one class only, {classes.tolist()[0]!r}: a classifier needs rows of at least 2 classes"
+            )
         if warm:
             classes, labels = self.classes_, self._known_labels(classes, chosen["hidden_layer_sizes"])[labels]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))

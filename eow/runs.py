@@ -71,6 +71,8 @@ def train(
 ) -> dict[str, Any]:
     """Train as `config` says into `folder` and return the summary. With `resume`, go on where its run stopped.
     `loggers` names those of loggers.py that are to have the log as well, separated by commas."""
+    if not isinstance(config, RunConfig):
+        raise EowError(f"a {type(config).__name__} is no run's config: pass eow.resolve({{...}})")
     folder, wanted = Path(folder), [name for name in loggers.split(",") if name]
     check_names(wanted)
     with stopping.listening(), process_group(config.train.device) as place:
@@ -278,6 +280,8 @@ def own_test_set(run: Run, root: str = "") -> Dataset:
 def load(folder: str | Path, device: str = "cpu") -> Run:
     """Open a finished run. Everything needed stands in its weights file; no code is run from it."""
     folder = Path(folder)
+    if folder.is_file():
+        raise EowError(f"{folder} is a file: give a run's folder, or an .onnx file to `eow predict`")
     if not folder.is_dir():
         raise EowError(f"there is no run folder {folder}: give the --out of an `eow train`")
     state, card = storage.read_tensors(folder / "weights.safetensors")

@@ -27,6 +27,7 @@ from eow.data.loader import Batches, Transform
 from eow.errors import EowError
 from eow.evaluate import evaluate
 from eow.methods.eow import EOW, EOWOptions
+from eow.predictions import file_name
 from eow.report import page, report
 from eow.report.gather import gather
 from eow.report.parts import Cell, Panel, Table, around, rows_of, ticks
@@ -75,7 +76,9 @@ def copy(folder: Path, to: Path, **settings: dict) -> Path:
 def change_manifest(folder: Path, file: str, **values: object) -> None:
     path = folder / "predictions" / f"{file}.safetensors"
     arrays, manifest = storage.read_tensors(path, "numpy")
-    storage.write_arrays(path, arrays, {**manifest, **values})
+    manifest |= values
+    path.unlink()
+    storage.write_arrays(path.with_name(file_name(manifest["name"])), arrays, manifest)
 
 
 def sections_of(folders: list[Path], rate: float | None = None, format: str = "md") -> list[Section]:

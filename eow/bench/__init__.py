@@ -9,10 +9,12 @@ Killed at any moment and started again, it goes on where it was and ends in the 
 hash of their settings, the half-done go on from their checkpoints.
 """
 
+import hashlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,8 @@ def bench(
     seeds: int = 0,
     settings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run the grid in `file` into `out` (runs/NAME-SIZE), print its table and return it.
+    """Run the grid in `file` into `out`, print its table and return it. `out` is runs/NAME-SIZE, with a hash behind it
+    where `only`, `seeds` or `settings` change the grid.
 
     `jobs` cells run at a time: by default one a GPU, or as many as there are cores, on `cpus` cores each (local:
     cores / jobs; Ray: 1). `only` some of its methods; another number of `seeds`; `settings` over all others, as --set
@@ -71,7 +74,14 @@ def bench(
     if min(jobs, cpus, seeds) < 0:
         raise EowError("jobs, cpus and seeds must be at least 1, or left out")
     grid = read_grid(file, size, only=tuple(only), seeds=seeds, settings=from_assignments(list(settings)))
-    out = Path(out) if out is not None else Path("runs") / f"{grid.name}-{grid.size}"
+    changed = [f"--seeds {seeds}"] if seeds else []
+    changed += [*(f"--only {each}" for each in only), *(f"--set {each}" for each in settings)]
+    if changed:  # another table than the grid's own, which must neither replace it nor pass for it
+        grid = replace(grid, title=f"{grid.title} with {' '.join(changed)}")
+    usual = f"{grid.name}-{grid.size}" + (
+        f"-{hashlib.sha256(repr(changed).encode()).hexdigest()[:6]}" if changed else ""
+    )
+    out = Path(out) if out is not None else Path("runs") / usual
     storage.make_folder(out)
     with told_of_a_stop(), storage.locked(out):
         for leftover in out.glob(".table.*"):  # of a kill while the table was written
@@ -93,8 +103,7 @@ def bench(
     show_table(table)
     console.print(f"everything is in {out}/")
     if record:
-        words = ["eow bench", f"benchmarks/{Path(file).name}", f"--size {size}", f"--seeds {seeds}" if seeds else ""]
-        words += [*(f"--only {each}" for each in only), *(f"--set {each}" for each in settings)]
-        folder = write_record(grid, table, runs, " ".join(filter(None, words)), time.monotonic() - began)
+        words = ["eow bench", f"benchmarks/{Path(file).name}", f"--size {size}", *changed]
+        folder = write_record(grid, table, runs, " ".join(words), time.monotonic() - began)
         console.print(f"recorded in {folder}/")
     return table

@@ -11,6 +11,7 @@ import tempfile
 import time
 import traceback
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -106,6 +107,8 @@ def local(jobs: int, threads: int, gpus: int) -> Iterator[Engine]:
     """`jobs` worker processes, each a pool of its own, so that one that dies takes no other cell with it."""
     from joblib.externals.loky import ProcessPoolExecutor
 
+    # A worker that has grown is replaced by loky between two cells, which is what we want; it takes that for an alarm.
+    warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given")
     pools: list[Any] = [None] * jobs
     last: list[Any] = [None] * jobs  # the future that each slot had last
     others = {*active_children()}

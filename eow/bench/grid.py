@@ -92,9 +92,9 @@ def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: 
     check_keys(table, "", "the file")
     for each in SIZES:
         check_keys(table.get(each, {}), "size", f"[{each}]")
-    if size not in table:
+    if size not in SIZES or (size not in table and any(each in table for each in SIZES)):
         raise EowError(f"there is no section [{size}]: add one, empty if nothing differs")
-    table = overlay({key: value for key, value in table.items() if key not in SIZES}, table[size])
+    table = overlay({key: value for key, value in table.items() if key not in SIZES}, table.get(size, {}))
     about = table.get("grid", {})
     check_keys(about, "grid", "[grid]")
     check_keys(about.get("paper", {}), "grid.paper", "grid.paper")

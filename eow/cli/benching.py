@@ -43,13 +43,17 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file to write, or a folder for csv and png; else report.*.")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="html, md, csv, png or latex.")] = "html",
+    form: Annotated[
+        str | None, typer.Option("--format", help="html, md, csv, png or latex; else what the file's ending says.")
+    ] = None,
     unknown_rate: Rate = None,
     root: Root = "",
 ) -> None:
     """One page about runs: tables with the paper beside them, diagrams, curves, pictures, provenance."""
+    from eow.report import SUFFIX
     from eow.report import report as write_report
 
-    ending = {"latex": "tex"}.get(form, form)
-    for path in write_report(runs, out or Path(f"report.{ending}"), form, unknown_rate, root):
+    endings = {f".{suffix}": name for name, suffix in SUFFIX.items()}
+    form = form or endings.get(out.suffix if out else "", "html")
+    for path in write_report(runs, out or Path(f"report.{SUFFIX.get(form, form)}"), form, unknown_rate, root):
         typer.echo(f"written to {path}")

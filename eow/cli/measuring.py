@@ -93,6 +93,8 @@ def show_metrics(title: str, metrics: dict[str, Any]) -> None:
     others = {name: each for name, each in metrics.items() if name not in ("test", "intervals", "corruptions")}
 
     def row(label: str, figure: str, factor: float = 100, digits: int = 2, of: str = "test") -> list[str]:
+        if figure == "unknown" and not metrics[of][figure]:
+            return [label, "-"]  # a method without an unknown
         text, null = f"{factor * metrics[of][figure]:.{digits}f}", metrics[of].get(f"null_{figure}")
         text += f"  (null {factor * null:.{digits}f})" if null is not None else ""
         if found := sure.get(of, {}).get(figure):
@@ -113,7 +115,7 @@ def show_metrics(title: str, metrics: dict[str, Any]) -> None:
         cells = [
             [
                 name, each["kind"], *(row("", f"auroc_{score}", of=name)[1] for score in scores),
-                f"{100 * each[f'fpr95_{best}']:.2f}", f"{each['confidence']:.4f}", f"{each['unknown']:.4f}",
+                f"{100 * each[f'fpr95_{best}']:.2f}", f"{each['confidence']:.4f}", row("", "unknown", 1, 4, of=name)[1],
             ]
             for name, each in others.items()
         ]  # fmt: skip

@@ -124,11 +124,16 @@ def demo(
 ) -> None:
     """Train vanilla and EOW-Softmax, or all methods, on digits 0-7 and meet 8 and 9 for the first time; or draw
     something for both to look at."""
+    if every and (web or build is not None):
+        raise EowError("--all is a table and --web a page: ask for one of them")
+    if not (web or build is not None) and (data != "digits" or port is not None):
+        raise EowError("--data and --port go with --web or --build: the demo in the terminal is on digits")
+    if port is not None and not 0 <= port <= 65535:
+        raise EowError(f"there is no port {port}: give a number from 0 to 65535")
     if web or build is not None:
         from eow import play
 
         page = play.build(build or out / "page", out / "web", data, seed, root)
-        typer.echo(f"the page is {page}")
         if web:
             play.serve(page.parent, port)
         return

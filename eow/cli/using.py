@@ -15,13 +15,14 @@ Threshold = Annotated[
 
 @app.command(epilog="Example:  eow predict runs/digits photo.png batch.npy --unknown-rate 0.1 --json")
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or a file that `eow export` made.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or an .onnx file of `eow export`.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or .npy arrays of samples.")],
     unknown_rate: Rate = None,
     threshold: Threshold = None,
     as_json: AsJson = False,
 ) -> None:
-    """Label, confidence and unknown of images or arrays; -1 and "unknown" where it abstains."""
+    """Label, confidence and unknown of images or arrays; -1 and "unknown" where the confidence is below the threshold.
+    Without a threshold it always names a class, and says where "unknown" was the more probable answer."""
     from eow.console import print_table
 
     if run.suffix == ".onnx" and not run.is_dir():
@@ -45,7 +46,9 @@ def predict(
             ]
             for r in rows
         ]
-        print_table("", ["file", "label", "confidence", "unknown"], cells)
+        strange = sum(r["label"] >= 0 and r["unknown"] > r["confidence"] for r in rows)
+        hint = f"unknown is more probable than the label in {strange} of {len(rows)}: give a --threshold to abstain"
+        print_table("", ["file", "label", "confidence", "unknown"], cells, hint if strange else "")
 
 
 @app.command(epilog="Example:  eow export runs/digits -o digits.onnx")

@@ -12,7 +12,8 @@ from eow.errors import EowError
 def read_inputs(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """The samples of one file as uint8 (n, C, H, W) or float32 (n, D), for a model whose inputs are of this shape."""
     if not is_file(path):
-        raise EowError(f"there is no file {path}: give images or .npy files")
+        folder = f"{path} is a folder: give the files in it, such as {path}/*.png"
+        raise EowError(folder if path.is_dir() else f"there is no file {path}: give images or .npy files")
     if path.suffix.lower() == ".npy":
         return from_array(path, shape)
     if len(shape) != 3:

@@ -35,6 +35,11 @@ def report(
     if format not in FORMATS:
         raise EowError(f"there is no report as {format!r}: choose one of {', '.join(FORMATS)}")
     out = Path(out)
+    meant = next((name for name, suffix in SUFFIX.items() if out.suffix == f".{suffix}"), format)
+    if meant != format and not out.is_dir():
+        raise EowError(
+            f"{out} is no name for a report as {format}: end it in .{SUFFIX[format]}, or choose --format {meant}"
+        )
     if out.is_dir() and format in ("html", "md", "latex"):
         raise EowError(f"{out} is a folder: give the report a file's name, such as {out / 'report'}.{SUFFIX[format]}")
     many = format in ("csv", "png") and (out.is_dir() or not out.suffix)
@@ -60,4 +65,4 @@ def report(
     return list(files)
 
 
-SUFFIX = {"html": "html", "md": "md", "latex": "tex"}
+SUFFIX = {"html": "html", "md": "md", "latex": "tex", "csv": "csv", "png": "png"}
