@@ -31,8 +31,10 @@ def read_npz(name: str, split: str) -> Dataset:
                 raise EowError(f"its member {key!r} is no array, or of characters that are none")
     except Exception as error:
         raise EowError(f"{path} cannot be read as an .npz of plain arrays: {error or type(error).__name__}") from error
-    if "X" in arrays and "x" not in arrays:
-        arrays["x"] = arrays.pop("X")
+    found = sorted(arrays)
+    for capital, usual in (("X", "x"), ("Y", "y")):
+        if capital in arrays and usual not in arrays:
+            arrays[usual] = arrays.pop(capital)
     if all(key in arrays for key in ("x_train", "y_train", "x_test", "y_test")):
         labels, classes = _label_numbers(path, arrays[f"y_{split}"], arrays["y_train"], arrays.get("classes"))
         return Dataset(name, split, _npz_inputs(path, arrays[f"x_{split}"]), labels, classes)
@@ -40,7 +42,7 @@ def read_npz(name: str, split: str) -> Dataset:
         labels, classes = _label_numbers(path, arrays["y"], arrays["y"], arrays.get("classes"))
         whole = Dataset(name, split, _npz_inputs(path, arrays["x"]), labels, classes)
         return whole.subset(split_80_20(name, labels, split))
-    raise EowError(f"{path} holds {sorted(arrays)}, not x and y or x_train, y_train, x_test and y_test")
+    raise EowError(f"{path} holds {found}, not x and y or x_train, y_train, x_test and y_test")
 
 
 def is_text(array: np.ndarray) -> bool:
@@ -104,7 +106,9 @@ def read_csv(name: str, split: str) -> Dataset:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise EowError(f"{path} cannot be read as a csv file: {error}") from error
     if len(rows) < 2 or len(rows[0]) < 2:
-        raise EowError(f"{path} needs a header row, at least one feature column and one label column, and data")
+        other = next((sign for sign in ";\t" if rows and sign in rows[0][0]), None)
+        hint = f"; are its columns separated by {other!r} instead of commas?" if other else ""
+        raise EowError(f"{path} needs a header row, at least one feature column and one label column, and data{hint}")
     header = [title.strip() for title in rows[0]]
     if all(_is_number(title) for title in header):
         raise EowError(f"{path} has no header row: its first row is all numbers")

@@ -67,7 +67,10 @@ class EOW(Method):
     def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
         super().__init__(model, options, classes, in_shape, seed)
         if options.lam <= 0 or options.trust < 0 or options.start_epoch < 0:
-            raise EowError("method.lam must be above 0, method.trust and method.start_epoch at least 0")
+            raise EowError(
+                f"method.lam is {options.lam}, method.trust {options.trust}, method.start_epoch {options.start_epoch}: the "
+                "first must be above 0, the others at least 0"
+            )
         if options.steps < 0 or options.step <= 0:
             raise EowError(
                 f"method.steps is {options.steps} and method.step {options.step}: they must be at least 0 and above 0"
