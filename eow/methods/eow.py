@@ -68,8 +68,8 @@ class EOW(Method):
         super().__init__(model, options, classes, in_shape, seed)
         if options.lam <= 0 or options.trust < 0 or options.start_epoch < 0:
             raise EowError(
-                f"method.lam is {options.lam}, method.trust {options.trust}, method.start_epoch {options.start_epoch}: the "
-                "first must be above 0, the others at least 0"
+                f"method.lam is {options.lam}, method.trust {options.trust}, method.start_epoch {options.start_epoch}: "
+                "the first must be above 0, the others at least 0"
             )
         if options.steps < 0 or options.step <= 0:
             raise EowError(
