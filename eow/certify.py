@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from eow import storage
 from eow.errors import EowError
 from eow.metrics import certified_threshold
-from eow.openworld import prior_shift
 
 if TYPE_CHECKING:
     from eow.data import Dataset
@@ -74,14 +73,12 @@ def as_predicted(said: "Predictions", unknown_rate: float | None) -> tuple[Any, 
     not be told apart here."""
     if unknown_rate is None:
         return said.confidence, said.correct
-    said.at_unknown_rate(unknown_rate)  # says what is wrong with a method that has no unknown logit
     import torch
 
-    from eow.methods.base import open_prediction
+    from eow.methods.base import shifted_prediction
 
-    logits = torch.tensor(said.logits)
-    logits[:, -1] += prior_shift(unknown_rate, said.manifest["lam"])
-    answer = open_prediction(logits)
+    logits, shift = said.open_logits(unknown_rate)
+    answer = shifted_prediction(torch.tensor(logits), shift)
     return answer.confidence.numpy(), answer.label.numpy() == said.labels
 
 

@@ -54,19 +54,23 @@ class Predictions:
         """Whether the method has an unknown logit, so that an unknown rate can be set."""
         return self.logits is not None and self.logits.shape[1] == self.probs.shape[1] + 1
 
-    def at_unknown_rate(self, rate: float) -> "Predictions":
-        """The same predictions for an expected share `rate` of unknowns: the unknown logit is shifted, nothing is run
-        again."""
+    def open_logits(self, rate: float) -> tuple[np.ndarray, float]:
+        """The K+1 logits, and what `rate` adds to the last of them; an error where a method has no unknown logit."""
         if self.logits is None or not self.open_world:
             raise EowError(
                 f"{self.manifest['method']} has no unknown logit: leave the unknown rate out, or train with eow"
             )
-        shift, count = prior_shift(rate, self.manifest["lam"]), len(self.labels)
+        return self.logits, prior_shift(rate, self.manifest["lam"])
+
+    def at_unknown_rate(self, rate: float) -> "Predictions":
+        """The same predictions for an expected share `rate` of unknowns: the unknown logit is shifted, nothing is run
+        again."""
+        logits, shift, count = *self.open_logits(rate), len(self.labels)
         probs, unknown = np.empty(self.probs.shape, np.float32), np.empty(count, np.float32)
         for first in range(0, count, CHUNK):  # in float64, a chunk at a time
             rows = slice(first, first + CHUNK)
-            probs[rows], unknown[rows] = shifted_probabilities(self.logits[rows], shift)
-            let_go(self.logits)
+            probs[rows], unknown[rows] = shifted_probabilities(logits[rows], shift)
+            let_go(logits)
         return Predictions(probs.argmax(1), probs.max(1), probs, unknown, self.labels, self.logits, self.manifest)
 
 

@@ -1,7 +1,8 @@
 """The command line, nothing else: every command calls one function of the package and prints what it returns.
 
 training.py    train, methods, demo, theory
-measuring.py   evaluate, compare, threshold, bench, report
+measuring.py   evaluate, compare, threshold
+benching.py    bench, report
 using.py       predict, export
 data.py        data list, fetch, verify, corruptions
 """

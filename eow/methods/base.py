@@ -112,9 +112,7 @@ class Method(nn.Module):
             return said
         if said.logits is None or not self.extra_outputs:
             raise EowError(f"{self.options.name} has no unknown logit: leave the unknown rate out, or train with eow")
-        logits = said.logits.clone()
-        logits[:, -1] += prior_shift(unknown_rate, self.options.lam)
-        return open_prediction(logits)
+        return shifted_prediction(said.logits, prior_shift(unknown_rate, self.options.lam))
 
     def trouble(self, means: dict[str, float]) -> str | None:
         """Why training must not go on like this, seen in the means of the loss terms; None when all is well. A loss
@@ -141,3 +139,10 @@ def open_prediction(logits: Tensor) -> Prediction:
     probs = logits.softmax(1)
     confidence, label = probs[:, :-1].max(1)
     return Prediction(label, confidence, probs[:, :-1], probs[:, -1], logits)
+
+
+def shifted_prediction(logits: Tensor, shift: float) -> Prediction:
+    """The same for another prior of the unknown: `shift` is added to its logit."""
+    logits = logits.clone()
+    logits[:, -1] += shift
+    return open_prediction(logits)

@@ -113,11 +113,18 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
     Afterwards each submodule has its own mode back: `train()` would give all the same one, also to those that somebody
     had put in evaluation on purpose.
     """
+    with in_mode(module, training=False):
+        yield
+
+
+@contextmanager
+def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Every submodule in one mode inside the block, and each in its own again afterwards."""
     modes = [(submodule, submodule.training) for submodule in module.modules()]
     try:
         for submodule, _ in modes:
-            submodule.training = False
+            submodule.training = training
         yield
     finally:
-        for submodule, training in modes:
-            submodule.training = training
+        for submodule, before in modes:
+            submodule.training = before

@@ -6,8 +6,6 @@ traceable.
 """
 
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from eow.errors import EowError
+from eow.models.split import in_mode
 
 ROOT = "model"  # where the wrapper holds the network
 PAIR = "or pass the two parts yourself: eow.upgrade((encoder, tail)), tail(encoder(x)) being the logits"
@@ -86,18 +85,6 @@ class ModuleTracer(fx.Tracer):
         node = super().create_node(*args, **kwargs)
         node.meta["within"] = self.within[-1]
         return node
-
-
-@contextmanager
-def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    modes = [(submodule, submodule.training) for submodule in module.modules()]
-    try:
-        for submodule, _ in modes:
-            submodule.training = training
-        yield
-    finally:
-        for submodule, before in modes:
-            submodule.training = before
 
 
 def trace(model: nn.Module) -> Traced:
