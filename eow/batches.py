@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from eow.data.dataset import Dataset as StoredDataset
 from eow.errors import EowError
 
 NOT_FINITE = "the inputs hold NaN or infinite values: clean them first, for example x = torch.nan_to_num(x)"
@@ -185,12 +186,26 @@ def array_loader(
     return DataLoader(TensorDataset(x, y), batch_size=min(batch, len(x)), shuffle=True, drop_last=True)
 
 
+def dataset_loader(data: Any, batch: int, what: str, *, training: bool = True) -> Any:
+    """A loader for a torch Dataset, in batches that are shuffled and whole for training; anything else as it is."""
+    if isinstance(data, StoredDataset):
+        raise EowError(
+            f"the {what} is a data set of eow's, whose inputs are not yet as a network wants them: pass arrays, for "
+            "example data.inputs / 255 and data.labels"
+        )
+    if not isinstance(data, Dataset):
+        return data
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not len(data):
+        raise EowError(f"the {what} is a Dataset without samples or without a length: pass a list of its batches")
+    return DataLoader(data, batch_size=min(batch, len(data)), shuffle=training, drop_last=training)
+
+
 def outlier_loader(unknown: Any, batch: int, dtype: torch.dtype, integers: bool) -> Any:
     """Outliers as a loader: an array of them, a pair (X, anything) of arrays, or a loader as it is."""
     if is_arrays(unknown) and not all(getattr(each, "ndim", 0) > 1 for each in unknown):
         unknown = unknown[0]
     if not isinstance(unknown, Tensor | np.ndarray):
-        return unknown
+        return dataset_loader(unknown, batch, "unknown")
     x = inputs_of(unknown, dtype, integers)
     check_finite(x)
     if not len(x):

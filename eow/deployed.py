@@ -100,7 +100,8 @@ class Deployed:
 
     def predict(self, inputs: np.ndarray, unknown_rate: float | None = None, threshold: float | None = None) -> Answers:
         """Answers to uint8 images (N, C, H, W) or float32 features (N, D), at the file's unknown rate and threshold or
-        at these. Where a threshold holds, label is -1 for every confidence below it."""
+        at these. Where a threshold holds, label is -1 for every confidence below it; without one, where unknown is more
+        probable than every class."""
         if threshold is not None and not 0 <= threshold <= 1:
             raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
         if unknown_rate == self.card.unknown_rate:
@@ -124,9 +125,8 @@ class Deployed:
             unknown, probs = self.shifted(unknown, probs, unknown_rate)
             confidence = probs.max(1)
         lowest = self.card.threshold if threshold is None else threshold
-        if lowest is not None:
-            label = np.where(confidence.astype(np.float64) >= lowest, label, -1)
-        return Answers(label, confidence, unknown, probs)
+        answers = confidence >= unknown if lowest is None else confidence.astype(np.float64) >= lowest
+        return Answers(np.where(answers, label, -1), confidence, unknown, probs)
 
     def shifted(self, unknown: np.ndarray, probs: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
         """For another unknown rate: adding to the unknown logit multiplies the odds of unknown, all classes keep
@@ -197,7 +197,8 @@ def from_bytes(data: bytes, path: Path) -> Deployed:
     try:
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_of(onnx.load_from_string(data))):
             raise ValueError("its weights lie in other files")
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        # Without the fallback, which prints a broken model's error and tries the same once more.
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         card = read_card(session.get_modelmeta().custom_metadata_map)
         check_signature(session, card)
     except Exception as error:  # protobuf and onnxruntime have a class of their own for every way to fail

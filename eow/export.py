@@ -3,9 +3,9 @@
     inputs (batch, C, H, W) uint8 or (batch, D) float32  ->  label, confidence, unknown, probs
 
 The file takes inputs as they are before normalisation, any number at a time, and says what `Method.predict` says at the
-unknown rate given; label is -1 where confidence is below the threshold, if one is set. Before a file is kept, its bytes
-are loaded and compared with the run itself on the run's test data, in batches of 1, 7 and 64: a difference above 1e-5
-is an error, and nothing is written.
+unknown rate given; label is -1 where confidence is below the threshold or, if none is set, where unknown is the most probable
+answer. Before a file is kept, its bytes are loaded and compared with the run itself on the run's test data, in batches
+of 1, 7 and 64: a difference above 1e-5 is an error, and nothing is written.
 """
 
 import io
@@ -26,6 +26,7 @@ from eow.data import CATALOG, load
 from eow.data.inputs import read_inputs
 from eow.deployed import INPUT, OUTPUTS, WITH_ONNX, Answers, Card, first_line, from_bytes
 from eow.errors import EowError
+from eow.methods.base import label_or_unknown
 from eow.predictions import policy
 from eow.runs import Run
 from eow.runs import load as load_run
@@ -50,7 +51,8 @@ def export(
 ) -> dict[str, Any]:
     """Write the run to `path` and return what it was compared on and how far it was off.
 
-    threshold   label is -1 below this confidence; None: the run's certified one, if it has any, at its unknown rate
+    threshold   label is -1 below this confidence; None: the run's certified one, if it has any, at its unknown rate,
+                else label is -1 where unknown is the most probable answer
     on          inputs to compare on: an array, a file, or "random"; None: the test split of the run's data set
     root        where that data set lies, if not in the usual places
     """
@@ -89,12 +91,12 @@ def chosen_policy(
 ) -> tuple[float | None, float | None, dict[str, Any] | None]:
     """Unknown rate and threshold, as `eow predict` would use them, and what was certified of the threshold."""
     lowest, rate = policy(run, unknown_rate, threshold)
+    if lowest is None:
+        return rate, None, None
     if not 0 <= lowest <= 1:
         raise EowError(f"the threshold of {run.folder} is {lowest}: certify it again, or give one from 0 to 1")
-    if threshold is not None:
-        return rate, float(threshold), None
-    promise = stored(run.folder, run.weights_hash)
-    return (rate, float(lowest), promise._asdict()) if promise else (rate, None, None)
+    promise = stored(run.folder, run.weights_hash) if threshold is None else None
+    return rate, float(lowest), promise and promise._asdict()
 
 
 def make_card(run: Run, threshold: float | None, certificate: dict[str, Any] | None, rate: float | None) -> Card:
@@ -153,23 +155,19 @@ def comparison_inputs(run: Run, on: np.ndarray | str | Path | None, root: str | 
 def reference(run: Run, raw: np.ndarray, unknown_rate: float | None, threshold: float | None) -> Answers:
     """What the run itself says, by the way every prediction takes."""
     said = run.method.predict(run.transform(torch.from_numpy(raw)), unknown_rate)
-    label, confidence, unknown, probs = (
-        each.numpy() for each in (said.label, said.confidence, said.unknown, said.probs)
-    )
-    if threshold is not None:
-        label = np.where(confidence.astype(np.float64) >= threshold, label, -1)
-    return Answers(label, confidence, unknown, probs)
+    label = label_or_unknown(said, threshold)
+    return Answers(*(each.numpy() for each in (label, said.confidence, said.unknown, said.probs)))
 
 
 def difference(found: Answers, wanted: Answers, threshold: float | None, path: Path) -> float:
     """The largest difference of two answers to the same inputs, an error if it is above the tolerance."""
     worst = float(np.max([np.abs(a - b).max() for a, b in zip(found[1:], wanted[1:])]))
-    # Two labels are the same answer where the classes are equally likely, and where confidence is at the threshold.
+    # Two labels are the same answer where the classes are equally likely, and where confidence is at the threshold, or
+    # at the unknown.
     rows = np.arange(len(wanted.label))
     gap = np.abs(wanted.probs[rows, found.label] - wanted.probs[rows, wanted.label])
-    if threshold is not None:
-        split = (found.label < 0) != (wanted.label < 0)
-        gap = np.where(split, np.abs(wanted.confidence - threshold), gap)
+    split = (found.label < 0) != (wanted.label < 0)
+    gap = np.where(split, np.abs(wanted.confidence - (wanted.unknown if threshold is None else threshold)), gap)
     off = float(np.max([worst, *gap[found.label != wanted.label]]))
     if not off <= TOLERANCE:  # NaN is above, too
         raise EowError(

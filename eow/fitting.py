@@ -5,7 +5,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from eow.batches import LoaderBatches, array_loader, check_finite, check_range, is_arrays, outlier_loader
+from eow.batches import (
+    LoaderBatches,
+    array_loader,
+    check_finite,
+    check_range,
+    dataset_loader,
+    is_arrays,
+    outlier_loader,
+)
 from eow.config import TrainConfig, build, check_training, convert
 from eow.console import training_bar
 from eow.distributed import Place, pick_device
@@ -37,8 +45,8 @@ def fit(
 ) -> Method:
     """Train a SplitModel in place and return it as a method, whose `predict(x)` gives label, confidence and unknown.
 
-    `data` is a loader of (inputs, labels) batches or a pair (X, y) of arrays, as the network wants them. `unknown` is a
-    loader or an array of real outliers: half of the negatives' weight λ then goes to them, the other half stays with
+    `data` is a loader of (inputs, labels) batches, a torch Dataset of such pairs, or a pair (X, y) of arrays, as the
+    network wants them. `unknown` is a loader, a Dataset or an array of real outliers: half of the negatives' weight λ then goes to them, the other half stays with
     the chains. `options` are the method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must
     have one output more than classes for `eow`; `eow.upgrade` sees to that, and since an upgraded model is trained
     already, its energy term is on from the first epoch (`start_epoch=0`).
@@ -70,6 +78,7 @@ def fit(
     takes: dict[str, Any] = {"dtype": floating_type(model), "integers": getattr(model, "integers", False)}
     if is_arrays(data):
         data = array_loader(data[0], data[1], settings.batch, **takes)
+    data = dataset_loader(data, settings.batch, "data")
     if unknown is not None:
         unknown = outlier_loader(unknown, settings.batch, **takes)
     batches = LoaderBatches(data, classes, place.device, unknown, **takes)

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eow.batches import check_finite, inputs_in, inputs_of
+from eow.batches import check_finite, dataset_loader, inputs_in, inputs_of
 from eow.errors import EowError
-from eow.methods.base import Method, Prediction, open_prediction
+from eow.methods.base import Method, Prediction, label_or_unknown, open_prediction
 from eow.models import SplitModel, frozen_statistics
 from eow.openworld import prior_shift
 
@@ -31,9 +31,10 @@ def predict(
     """Labels with -1 for "unknown", confidence, unknown and probs: in evaluation mode, without gradients, in batches.
 
     `model` is an upgraded model, a SplitModel of K+1 logits, or the method that `eow.fit` returns; `x` a tensor, an
-    array, or a loader of inputs or (inputs, labels). `unknown_rate` is the share of unknowns to expect, in place of the
-    prior odds λ of training. With a `threshold` the label is -1 where the confidence is below it; without one, where
-    "unknown" is the most probable of the K+1 answers. The results lie where a tensor `x` lies, else on the CPU.
+    array, or a loader or torch Dataset of inputs or (inputs, labels). `unknown_rate` is the share of unknowns to
+    expect, in place of the prior odds λ of training. With a `threshold` the label is -1 where the confidence is below
+    it; without one, where "unknown" is the most probable of the K+1 answers. The results lie where a tensor `x` lies,
+    else on the CPU.
     """
     if not isinstance(model, SplitModel | Method):
         raise EowError(
@@ -46,12 +47,10 @@ def predict(
     parts = []
     for batch in inputs(model, x):
         said = model.predict(batch, unknown_rate) if isinstance(model, Method) else ask(model, batch, shift)
-        parts.append([said.label, said.confidence, said.unknown, said.probs])
+        parts.append([label_or_unknown(said, threshold), said.confidence, said.unknown, said.probs])
     if not parts:
         raise EowError("there is nothing to predict: pass at least one input")
-    label, confidence, unknown, probs = (torch.cat(column).to(device) for column in zip(*parts))
-    abstains = unknown > confidence if threshold is None else confidence.double() < threshold
-    return Answer(label.masked_fill(abstains, -1), confidence, unknown, probs)
+    return Answer(*(torch.cat(column).to(device) for column in zip(*parts)))
 
 
 def odds(model: SplitModel) -> float:
@@ -86,7 +85,7 @@ def inputs(model: nn.Module, x: Any) -> Iterator[Tensor]:
     device = tensors[0].device if tensors else torch.device("cpu")
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
     whole = isinstance(x, Tensor | np.ndarray)
-    for batch in [x] if whole else x:
+    for batch in [x] if whole else dataset_loader(x, BATCH, "input", training=False):
         rows = inputs_of(batch if whole else inputs_in(batch, "loader"), dtype, getattr(split, "integers", False))
         check_finite(rows)
         yield from (part.to(device) for part in rows.split(BATCH) if len(part))

@@ -183,10 +183,11 @@ def predict_files(
     run: "Run", files: Sequence[str | Path], unknown_rate: float | None = None, threshold: float | None = None
 ) -> list[dict[str, Any]]:
     """One row a sample: file, index in it, label, class name, confidence, unknown. Below the threshold, the run's own
-    where none is given, the label is -1 and the class None."""
+    where none is given, the label is -1 and the class None; without any, where unknown is the most probable answer."""
     import torch
 
     from eow.data.inputs import read_inputs
+    from eow.methods.base import label_or_unknown
     from eow.seeds import own_randomness
 
     threshold, unknown_rate = policy(run, unknown_rate, threshold)
@@ -198,7 +199,7 @@ def predict_files(
             for first in range(0, len(inputs), BATCH):
                 x = run.transform(torch.from_numpy(inputs[first : first + BATCH]))
                 part = run.method.predict(x, unknown_rate)
-                label = part.label.masked_fill(part.confidence.double() < threshold, -1)
+                label = label_or_unknown(part, threshold)
                 said += zip(label.tolist(), part.confidence.tolist(), part.unknown.tolist())
         for index, (chosen, confidence, unknown) in enumerate(said):
             rows.append({
@@ -208,8 +209,9 @@ def predict_files(
     return rows
 
 
-def policy(run: "Run", unknown_rate: float | None, threshold: float | None) -> tuple[float, float | None]:
-    """The threshold to abstain below, and the unknown rate: what was given, else what the run was certified with."""
+def policy(run: "Run", unknown_rate: float | None, threshold: float | None) -> tuple[float | None, float | None]:
+    """The threshold to abstain below, if any, and the unknown rate: what was given, else what the run was certified
+    with."""
     from eow.certify import stored
 
     if threshold is not None:
@@ -218,7 +220,7 @@ def policy(run: "Run", unknown_rate: float | None, threshold: float | None) -> t
         return threshold, unknown_rate
     promise = stored(run.folder, run.weights_hash)
     if promise is None:
-        return 0.0, unknown_rate
+        return None, unknown_rate
     if unknown_rate not in (None, promise.unknown_rate):
         rate = promise.unknown_rate
         certified = "the run's own unknown rate" if rate is None else f"an unknown rate of {rate}"

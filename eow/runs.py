@@ -6,6 +6,7 @@
 checkpoint.safetensors holds the last good state; summary.json is written last and says that the run is complete.
 """
 
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -161,8 +162,9 @@ def optimise(
         log.keep(lambda line: line.get("epoch", -1) <= last)
     total = config.train.epochs + (config.train.holdout_epochs if training.holdout is not None else 0)
     steps = config.train.epochs * len(training.batches)
-    if progress and steps < FEW_STEPS:
-        console.print(f"only {steps} steps in all: a smaller train.batch or more train.epochs would teach more")
+    if place.rank == 0 and steps < FEW_STEPS:
+        advice = "a smaller train.batch or more train.epochs would teach more"
+        warnings.warn(f"only {steps} steps in all: {advice}", RuntimeWarning, stacklevel=2)
     kept = last
     try:
         with stopping.held(), open_loggers(others if place.rank == 0 else (), folder) as pass_on:

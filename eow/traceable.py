@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
-from eow.methods.base import Method, Prediction, closed_prediction, open_prediction
+from eow.methods.base import Method, Prediction, closed_prediction, label_or_unknown, open_prediction
 from eow.methods.dble import DBLE, distances
 from eow.methods.shrink import Shrink
 from eow.methods.temperature import Temperature
@@ -61,10 +61,7 @@ class Graph(nn.Module):
         if self.shift is not None:
             assert said.logits is not None
             said = open_prediction(torch.cat([said.logits[:, :-1], said.logits[:, -1:] + self.shift], 1))
-        label = said.label
-        if self.threshold is not None:  # in float64: rounded to float32, the threshold could fall to the other side
-            label = torch.where(said.confidence.double() >= self.threshold, label, -1)
-        return {"label": label, "confidence": said.confidence, "unknown": said.unknown, "probs": said.probs}
+        return answered(said, self.threshold)
 
     def answer(self, x: Tensor) -> Prediction:
         method = self.method
@@ -82,6 +79,12 @@ class Graph(nn.Module):
             confidence = probs.gather(1, label[:, None]).squeeze(1)
             return Prediction(label, confidence, probs, torch.zeros_like(confidence), None)
         return method.answer(x)
+
+
+def answered(said: Prediction, threshold: float | None) -> dict[str, Tensor]:
+    """What every file gives."""
+    label = label_or_unknown(said, threshold)
+    return {"label": label, "confidence": said.confidence, "unknown": said.unknown, "probs": said.probs}
 
 
 def distance_by_differences(first: Tensor, second: Tensor, p: float = 2, compute_mode: int | None = None) -> Tensor:

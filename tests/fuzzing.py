@@ -3,10 +3,11 @@
 `mutated(data, form, random)` changes a whole file: its bytes, or what lies under them (the JSON in a safetensors
 header, the members of a zip, a PNG's chunks with their sums put right), so that the damage gets past the first check.
 `fuzz` gives such files to a reader, one after the other. A file may load or be refused with an EowError of one line
-and nothing else: another exception, more than LIMIT_S seconds, a file written outside the sandbox, a program started,
-a connection or an unpickled name is a failure. File number i of a case is the same whatever else is run.
+and nothing else: another exception, more than LIMIT_S seconds, something printed, a file written outside the sandbox, a
+program started, a connection or an unpickled name is a failure. File number i of a case is the same whatever else is run.
 """
 
+import contextlib
 import io
 import json
 import math
@@ -272,16 +273,17 @@ class Watch:
             self.seen.append(f"{event} {os.fsdecode(path)!r}")
 
 
-def one_file(case: Case, seed: int, index: int, watch: Watch) -> tuple[str, str]:
-    """("loaded" | "refused" | "failed", the sentence or what went wrong)."""
-    data = mutated(case.data, case.form, Random(f"{seed}/{case.name}/{index}"))
+def judged(case: Case, data: bytes, watch: Watch) -> tuple[str, str]:
+    """("loaded" | "refused" | "failed", the sentence or what went wrong) of a file with these bytes."""
     case.place.write_bytes(data)
     watch.seen.clear()
     verdict, words = "loaded", ""
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    said = io.StringIO()
     try:
         watch.on = True
-        case.read()
+        with contextlib.redirect_stdout(said):
+            case.read()
     except EowError as error:
         verdict, words = "refused", str(error)
         if printable(words) != words:
@@ -297,20 +299,27 @@ def one_file(case: Case, seed: int, index: int, watch: Watch) -> tuple[str, str]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         watch.on = False
+    if said.getvalue():
+        verdict, words = "failed", f"a reader printed {said.getvalue()!r}"
     if watch.seen:
         verdict, words = "failed", f"did what no reader may: {watch.seen[0]}"
     return verdict, words[:300]
+
+
+def set_alarm() -> None:
+    """From here on SIGALRM is TooSlow."""
+
+    def ring(*_: Any) -> None:
+        raise TooSlow
+
+    signal.signal(signal.SIGALRM, ring)
 
 
 def fuzz(
     cases: list[Case], count: int, seed: int, sandbox: Path, told: Callable[[dict[str, Any]], None] = lambda _: None
 ) -> list[dict[str, Any]]:
     """About `count` mutants over all cases, by their shares; one line of results a case."""
-
-    def ring(*_: Any) -> None:
-        raise TooSlow
-
-    signal.signal(signal.SIGALRM, ring)
+    set_alarm()
     warnings.simplefilter("ignore")
     watch, whole, rows = Watch(sandbox.resolve()), sum(case.share for case in cases), []
     for case in cases:
@@ -319,7 +328,8 @@ def fuzz(
         row: dict[str, Any] = {"case": case.name, "files": 0, "loaded": 0, "refused": 0, "failed": 0, "failures": []}
         for index in range(math.ceil(count * case.share / whole)):
             (sandbox / "current").write_text(f"{case.name} {index}")  # what a crash was about
-            verdict, words = one_file(case, seed, index, watch)
+            data = mutated(case.data, case.form, Random(f"{seed}/{case.name}/{index}"))
+            verdict, words = judged(case, data, watch)
             row["files"] += 1
             row[verdict] += 1
             if verdict == "failed":

@@ -35,7 +35,7 @@ hidden = [16]
 epochs = 3
 checkpoint_every = 1
 [methods.eow.train]
-epochs = 16
+epochs = 40
 [quick]
 """
 

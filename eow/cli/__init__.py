@@ -10,7 +10,7 @@ data.py        data list, fetch, verify, corruptions
 import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from eow.cli import benching, data, measuring, training, using
 from eow.cli.options import app
 from eow.console import plain_warnings
 from eow.errors import EowError
+from eow.plain import printable
 
 __all__ = ["app", "benching", "data", "main", "measuring", "training", "using"]
 
@@ -41,13 +42,29 @@ def common(
     """Energy-based open-world softmax: classifiers that can answer "unknown"."""
 
 
+# UsageError of the click that typer has: the package of that name, or one of its own.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def told(error: Any) -> str:
+    """An unknown option, a missing argument or a bad value in one sentence."""
+    said = printable(" ".join(error.format_message().split()).rstrip("."))
+    return f"error: {said[:1].lower()}{said[1:]} (see `{getattr(error.ctx, 'command_path', 'eow')} --help`)"
+
+
 def main() -> None:
     """The command's entry: what the user can put right is one line and exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without λ gets a ?
     plain_warnings()
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except UsageError as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # `eow` alone, which has shown its help
+            print(told(error), file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:
+        sys.exit(1)
     except EowError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

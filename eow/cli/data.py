@@ -37,6 +37,9 @@ def data_verify(name: Annotated[str, typer.Argument(help="A name from `eow data 
     from eow.data.fetch import verify
 
     found = verify(name, root or None)
+    if not found:
+        typer.echo(f"{name} is built in: there are no files to verify")
+        return
     print_table(name, ["file", "status"], [[str(file), status] for file, status in found])
     if any(status in ("missing", "differs") for _, status in found):
         raise typer.Exit(1)

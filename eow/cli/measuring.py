@@ -24,7 +24,9 @@ def evaluate(
     official: Annotated[
         Path | None, typer.Option(help="With --corruptions: a folder with the released CIFAR-C files, to use instead.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="With --corruptions: the corruptions' seed.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="With --corruptions: the corruptions' seed, 0 where none is given.")
+    ] = None,
     root: Root = "",
     allow_unofficial: Unofficial = False,
     device: Device = "auto",
@@ -33,19 +35,23 @@ def evaluate(
     """Calibration, open world and, on demand, corruption: all figures of a run from its stored predictions."""
     from eow.evaluate import evaluate as figures_of
 
-    if official is not None and not corruptions:
-        raise EowError("--official goes with --corruptions: give both")
+    if not corruptions and (official is not None or seed is not None):
+        raise EowError(f"--{'seed' if official is None else 'official'} goes with --corruptions: give both")
+    if official is not None and seed is not None:
+        raise EowError("the released files of --official were made with their own seed: leave --seed or --official out")
     if corruptions and unknown_rate is not None:
         raise EowError("corrupted predictions are stored at the run's own λ: leave --unknown-rate or --corruptions out")
     if on:
         predict_others(run, on, root, allow_unofficial, device)
     figures = figures_of(run, unknown_rate, bootstrap=intervals)
     if corruptions:
-        figures["corruptions"] = corrupted(run, root, seed, official, device, quiet=as_json)
+        figures["corruptions"] = corrupted(run, root, seed or 0, official, device, quiet=as_json)
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
     else:
         show_metrics(f"{run}" + (f" at an unknown rate of {unknown_rate}" if unknown_rate is not None else ""), figures)
+        if corruptions:
+            typer.echo(f"written to {run / 'corruptions.json'} and {run / 'corruptions.png'}")
 
 
 def predict_others(folder: Path, names: list[str], root: str, allow_unofficial: bool, device: str) -> None:
@@ -185,7 +191,7 @@ def threshold(
     elif found is None:
         typer.echo(
             f"no threshold qualifies: none keeps the risk under {max_risk:g} with probability {1 - delta:g}\n"
-            f"the run has none now, and `eow predict {run}` always answers"
+            f"the run has none now, and `eow predict {run}` abstains only where unknown is the most probable answer"
         )
     else:
         typer.echo(

@@ -44,7 +44,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out; start it where there is none.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress; warnings stay.")] = False,
 ) -> None:
     """Train a classifier into a run folder: config, log, weights, predictions and summary."""
     from eow.config import from_assignments, from_toml, resolve

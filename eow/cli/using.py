@@ -9,7 +9,8 @@ import typer
 from eow.cli.options import AsJson, Rate, Root, RunFolder, app
 
 Threshold = Annotated[
-    float | None, typer.Option(help="Abstain below this confidence; 0: never. Else the run's own, if it has one.")
+    float | None,
+    typer.Option(help="Abstain below this confidence; 0: never. Else the run's own, or where unknown is most probable."),
 ]
 
 
@@ -21,8 +22,8 @@ def predict(
     threshold: Threshold = None,
     as_json: AsJson = False,
 ) -> None:
-    """Label, confidence and unknown of images or arrays; -1 and "unknown" where the confidence is below the threshold.
-    Without a threshold it always names a class, and says where "unknown" was the more probable answer."""
+    """Label, confidence and unknown of images or arrays; -1 and "unknown" where the confidence is below the threshold
+    or, without a threshold, where "unknown" is the most probable answer."""
     from eow.console import print_table
 
     if run.suffix == ".onnx" and not run.is_dir():
@@ -47,7 +48,7 @@ def predict(
             for r in rows
         ]
         strange = sum(r["label"] >= 0 and r["unknown"] > r["confidence"] for r in rows)
-        hint = f"unknown is more probable than the label in {strange} of {len(rows)}: give a --threshold to abstain"
+        hint = f"unknown is more probable than the label in {strange} of {len(rows)}: raise the threshold to abstain"
         print_table("", ["file", "label", "confidence", "unknown"], cells, hint if strange else "")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eow.data.files import is_file
+from eow.data.files import is_file, reason
 from eow.data.folders import decoded, size_and_channels
 from eow.errors import EowError
 
@@ -39,7 +39,7 @@ def from_array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
     except Exception as error:  # numpy raises ValueError, EOFError and others for the ways a file can be broken
-        raise EowError(f"{path} cannot be read as a .npy array ({error}): save it with numpy.save") from None
+        raise EowError(f"{path} cannot be read as a .npy array ({reason(error)}): save it with numpy.save") from None
     if not isinstance(array, np.ndarray):
         raise EowError(f"{path} holds several arrays: save the one to predict with numpy.save")
     wanted = "uint8" if len(shape) == 3 else "floating-point"

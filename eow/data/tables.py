@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from eow.data.dataset import Dataset, split_80_20
-from eow.data.files import most_unpacked
+from eow.data.files import is_file, most_unpacked, reason
 from eow.errors import EowError
 
 LABEL_COLUMNS = ("label", "class", "target", "y")
@@ -21,7 +21,7 @@ LABEL_COLUMNS = ("label", "class", "target", "y")
 
 def read_npz(name: str, split: str) -> Dataset:
     """Arrays x, y (or X, y), cut 80/20, or x_train, y_train, x_test, y_test; `classes` names the labels 0..K-1."""
-    path = Path(name.removeprefix("npz:")).expanduser()
+    path = there(name, "npz")
     try:
         check_packed(path)
         with np.load(path, allow_pickle=False) as archive:
@@ -30,7 +30,10 @@ def read_npz(name: str, split: str) -> Dataset:
             if not isinstance(array, np.ndarray) or (array.dtype.kind == "U" and not is_text(array)):
                 raise EowError(f"its member {key!r} is no array, or of characters that are none")
     except Exception as error:
-        raise EowError(f"{path} cannot be read as an .npz of plain arrays: {error or type(error).__name__}") from error
+        raise EowError(
+            f"{path} cannot be read as an .npz of plain arrays ({reason(error)}): write it with numpy.savez, no objects "
+            "in it"
+        ) from error
     found = sorted(arrays)
     for capital, usual in (("X", "x"), ("Y", "y")):
         if capital in arrays and usual not in arrays:
@@ -43,6 +46,15 @@ def read_npz(name: str, split: str) -> Dataset:
         whole = Dataset(name, split, _npz_inputs(path, arrays["x"]), labels, classes)
         return whole.subset(split_80_20(name, labels, split))
     raise EowError(f"{path} holds {found}, not x and y or x_train, y_train, x_test and y_test")
+
+
+def there(name: str, kind: str) -> Path:
+    """The file that npz:PATH or csv:PATH names."""
+    path = Path(name.removeprefix(f"{kind}:")).expanduser()
+    if not is_file(path):
+        what = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
+        raise EowError(f"{what}: name a .{kind} file, as {kind}:PATH")
+    return path
 
 
 def is_text(array: np.ndarray) -> bool:
@@ -99,7 +111,7 @@ def _label_numbers(
 
 def read_csv(name: str, split: str) -> Dataset:
     """A header row, float features, and a label in the column label/class/target/y or else the last; cut 80/20."""
-    path = Path(name.removeprefix("csv:")).expanduser()
+    path = there(name, "csv")
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             rows = [row for row in csv.reader(stream) if row]

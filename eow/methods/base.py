@@ -141,6 +141,15 @@ def open_prediction(logits: Tensor) -> Prediction:
     return Prediction(label, confidence, probs[:, :-1], probs[:, -1], logits)
 
 
+def label_or_unknown(said: Prediction, threshold: float | None) -> Tensor:
+    """The labels, with -1 for "unknown": below the threshold or, where there is none, where unknown is more probable
+    than every class. A threshold of 0 always answers."""
+    if threshold is None:
+        return torch.where(said.unknown > said.confidence, -1, said.label)
+    # In float64: rounded to float32, the threshold could fall to the other side.
+    return torch.where(said.confidence.double() >= threshold, said.label, -1)
+
+
 def shifted_prediction(logits: Tensor, shift: float) -> Prediction:
     """The same for another prior of the unknown: `shift` is added to its logit."""
     logits = logits.clone()

@@ -16,7 +16,7 @@ from eow.mapping import let_go
 
 SLACK = 1e-6  # float32 softmax outputs leave [0, 1] by rounding; anything further out is a mistake
 SUM_SLACK = 1e-4  # a row's sum collects K of those roundings
-SPACING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the types whose own rounding is coarser than SUM_SLACK
+SPACING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # just above 1, of the types that round coarser than SUM_SLACK
 BLOCK = 2**17  # entries a block: 1 MB of float64, which stays in a core's cache
 THREADS = min(8, os.cpu_count() or 1)  # numpy lets go of the interpreter while it computes
 
@@ -140,10 +140,27 @@ def zero_or_one(table: Any) -> None:
 
 
 def sums_within_one(highest: float, table: Any, instead: str) -> None:
-    """The highest sum of a row of probabilities is 1 but for rounding, of the softmax and of the type it is kept in."""
-    slack = max(SUM_SLACK, 2 * SPACING.get(str(table.dtype).removeprefix("torch."), 0.0))
-    if highest > 1 + slack:
+    """The highest sum of a row of probabilities is 1 but for rounding, of the softmax and of the type it was kept in.
+
+    Rounding each entry to a type moves it by at most half the spacing, relatively, and so the whole row: by 2^-11 in
+    float16, 2^-8 in bfloat16. Four times that, 0.002 and 0.016, is allowed for a softmax that was itself computed so.
+    A wider type gets that slack only if every one of its values is one of the narrower type's, as they are after a cast:
+    others that sum to 1.001 are no probabilities.
+    """
+    if highest > 1 + SUM_SLACK and highest > 1 + max((2 * SPACING[name] for name in kept_in(table)), default=0.0):
         raise EowError(f"probs has a row that sums to {highest:.6g}: give probabilities, or use {instead}.")
+
+
+def kept_in(table: Any) -> set[str]:
+    """The half precisions that hold every value of the table as it is: its own, or one it was cast from."""
+
+    def of_block(block: np.ndarray, _: slice) -> set[str]:
+        single = block.astype(np.float32)
+        cut = (single.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)  # bfloat16 is float32's upper half
+        halves = {"float16": single.astype(np.float16), "bfloat16": cut}
+        return {name for name, half in halves.items() if np.array_equal(half.astype(np.float64), block)}
+
+    return set.intersection(*over_rows(of_block, table))
 
 
 def same_length(one: Any, other: Any, name: str, other_name: str) -> None:

@@ -16,6 +16,9 @@ from eow.metrics.checks import as_array, finite, same_length
 from eow.metrics.resampling import METRICS, as_numpy, replicates
 
 
+FEWEST = 10  # samples whose resampling says anything: see paired_difference
+
+
 class Interval(NamedTuple):
     value: float
     low: float
@@ -76,12 +79,17 @@ def paired_difference(
     interval leaves 0 out in up to 13 % of draws (300 samples; 5 to 9 % with 2000 to 10,000), p < 0.05 in 0 to 8 %. A
     method whose true ECE is near 0 is measured too high and no bootstrap sees it, so its lead is understated. Nothing
     here corrects for several comparisons.
+
+    Few samples are surer of themselves than they should be: of the mean of 50 normal ones, a 95 % interval covers 93 %,
+    of 20 91 %, of 10 90 %, of 5 83 % and of 3 69 %. Fewer than 10 are refused.
     """
     of_a, of_b = runs_of(metric, a), runs_of(metric, b)
     if len(of_a) != len(of_b):
         raise EowError(f"a has {len(of_a)} seeds and b has {len(of_b)}: they are compared seed by seed.")
     seeds = len(of_a)
     values, resampled = replicates(metric, of_a + of_b, rounds, seed)
+    if (count := min(map(len, of_a[0]))) < FEWEST:
+        raise EowError(f"{count} samples are too few to tell two methods apart by resampling: give at least {FEWEST}.")
     per_seed = values[:seeds] - values[seeds:]
     value = float(per_seed.mean())
     moved = (resampled[:, :seeds] - resampled[:, seeds:]).mean(1)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from eow.compare import compare
+from eow.metrics.statistics import FEWEST
 from eow.report.gather import Bunch, Loaded
 from eow.report.parts import Cell, Table
 from eow.report.tables import figure_cell, name_of
@@ -13,7 +14,7 @@ from eow.report.tables import figure_cell, name_of
 def differences(bunch: Bunch, rate: float | None) -> Table | None:
     """Every method against vanilla, seed by seed on the same samples, where both have the same seeds."""
     vanilla = next((group for group in bunch.groups if group.first.method == "vanilla"), None)
-    if vanilla is None:
+    if vanilla is None or len(vanilla.first.known.label) < FEWEST:
         return None
     seeds = [run.seed for run in vanilla.runs]
     rows = []

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from eow.data.corruptions import check_name
+from eow.data.files import reason
 from eow.errors import EowError
 
 COUNT = 10_000
@@ -35,7 +36,7 @@ def _opened(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     except FileNotFoundError:
         raise EowError(f"there is no file {path}: {WHERE}") from None
     except (OSError, ValueError, EOFError) as error:
-        raise EowError(f"{path} cannot be read as a .npy file ({error}): {WHERE}") from None
+        raise EowError(f"{path} cannot be read as a .npy file ({reason(error)}): {WHERE}") from None
     if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.kind not in "iu":
         found = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "several arrays"
         raise EowError(f"{path} holds {found} instead of bytes of shape {shape}: {WHERE}")
