@@ -14,6 +14,7 @@ _NAMES = {
     "EowError": "eow.errors",
     "OpenWorldLoss": "eow.objective",
     "SplitModel": "eow.models",
+    "export_model": "eow.exporting",
     "fit": "eow.fitting",
     "load_run": "eow.runs",
     "predict": "eow.predicting",

@@ -1,6 +1,7 @@
 """Two methods on the same samples: what differs, by how much, and how sure that is."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,12 +9,14 @@ import numpy as np
 
 from eow.errors import EowError
 from eow.evaluate import read_all
-from eow.metrics import ece, paired_difference
+from eow.metrics import auroc, ece, paired_difference
+from eow.metrics.statistics import FEWEST
 from eow.predictions import Predictions, losses
 
 
 class Row(NamedTuple):
-    """One figure of both sides, averaged over the seeds; `difference` is the first side minus the second."""
+    """One figure of both sides, averaged over the seeds; `difference` is the first side minus the second. `unknowns`
+    is the set that an AUROC tells the test samples from."""
 
     figure: str
     first: float
@@ -22,44 +25,82 @@ class Row(NamedTuple):
     low: float
     high: float
     p_value: float
+    unknowns: str | None = None
 
 
 def compare(
-    first: Sequence[str | Path], second: Sequence[str | Path], unknown_rate: float | None = None, rounds: int = 1000
+    first: Sequence[str | Path],
+    second: Sequence[str | Path],
+    unknown_rate: float | None = None,
+    rounds: int = 1000,
+    *,
+    unknowns: bool = True,
 ) -> list[Row]:
     """The runs of one method against those of another, seed by seed, on the test samples that all have predicted.
 
     Intervals and p-values are those of metrics.paired_difference: both sides see the same resampled samples, and with
     several seeds the spread between them is added. An unknown rate is applied to the side that has an unknown logit.
+
+    AUROC is compared, unless `unknowns` is False, on every set of unknowns that all runs have predicted, 10 samples or
+    more: by confidence, and by unknown where both sides have one.
     """
-    sides = [sorted((read_run(folder, unknown_rate) for folder in side), key=seed_of) for side in (first, second)]
-    check_alike(*sides)
-    if unknown_rate is not None and not any(known.open_world for side in sides for known in side):
+    sides = [
+        sorted((read_run(folder, unknown_rate, unknowns) for folder in side), key=lambda run: seed_of(run[0]))
+        for side in (first, second)
+    ]
+    check_alike(*([known for known, _ in side] for side in sides))
+    opened = [all(known.open_world for known, _ in side) for side in sides]
+    if unknown_rate is not None and not any(opened):
         raise EowError("none of these runs has an unknown logit: leave the unknown rate out")
-    rows = []
-    for figure, metric, arrays in FIGURES:
-        one, other = (tuple(map(list, zip(*(arrays(known) for known in side)))) for side in sides)
+
+    def row(figure: str, metric: str, arrays: Any, unknowns: str | None = None) -> Row:
+        """`arrays(known, others)` are what the metric takes of a run."""
+        of_runs = [[arrays(*run) for run in side] for side in sides]
+        one, other = (tuple(map(list, zip(*side))) for side in of_runs)
         found = paired_difference(metric, one, other, rounds=rounds)
-        value = VALUES[metric]
-        ours, theirs = (float(np.mean([value(*arrays(known)) for known in side])) for side in sides)
-        rows.append(Row(figure, ours, theirs, found.value, found.low, found.high, found.p_value))
+        ours, theirs = (float(np.mean([VALUES[metric](*run) for run in side])) for side in of_runs)
+        return Row(figure, ours, theirs, found.value, found.low, found.high, found.p_value, unknowns)
+
+    rows = [row(*each) for each in FIGURES]
+    for name in shared_sets([others for side in sides for _, others in side]):
+        for score, of in SCORES.items():
+            if score != "unknown" or all(opened):
+                pair = partial(lambda known, others, name, of: (of(known), of(others[name])), name=name, of=of)
+                rows.append(row(f"auroc_{score}", "auroc", pair, name))
     return rows
 
 
 FIGURES: tuple[tuple[str, str, Any], ...] = (
-    ("accuracy", "accuracy", lambda said: (said.correct,)),
-    ("ece", "ece", lambda said: (said.confidence, said.correct)),
-    ("nll", "nll", lambda said: (losses(said),)),
-    ("nll_renormalised", "nll", lambda said: (losses(said, renormalised=True),)),
+    ("accuracy", "accuracy", lambda said, _: (said.correct,)),
+    ("ece", "ece", lambda said, _: (said.confidence, said.correct)),
+    ("nll", "nll", lambda said, _: (losses(said),)),
+    ("nll_renormalised", "nll", lambda said, _: (losses(said, renormalised=True),)),
 )
-VALUES: dict[str, Any] = {"accuracy": np.mean, "nll": np.mean, "ece": ece}
+SCORES: dict[str, Any] = {"confidence": lambda said: said.confidence, "unknown": lambda said: -said.unknown}
+VALUES: dict[str, Any] = {"accuracy": np.mean, "nll": np.mean, "ece": ece, "auroc": auroc}
 
 
-def read_run(folder: str | Path, unknown_rate: float | None) -> Predictions:
-    known, _ = read_all(folder)
+def read_run(
+    folder: str | Path, unknown_rate: float | None, unknowns: bool
+) -> tuple[Predictions, dict[str, Predictions]]:
+    known, others = read_all(folder)
+    others = others if unknowns else {}
     if not isinstance(known.manifest.get("seed"), int) or not isinstance(known.manifest.get("data_hash"), str):
         raise EowError(f"the predictions in {folder} do not say of which seed and data they are: make them again")
-    return known.at_unknown_rate(unknown_rate) if unknown_rate is not None and known.open_world else known
+    if unknown_rate is None or not known.open_world:
+        return known, others
+    return known.at_unknown_rate(unknown_rate), {n: each.at_unknown_rate(unknown_rate) for n, each in others.items()}
+
+
+def shared_sets(runs: list[dict[str, Predictions]]) -> list[str]:
+    """The sets of unknowns that all runs have predicted, sample for sample, and that are large enough to resample."""
+    first, *rest = runs
+
+    def shared(name: str, said: Predictions) -> bool:
+        theirs = [others[name].manifest.get("data_hash") if name in others else None for others in rest]
+        return len(said.label) >= FEWEST and all(each == said.manifest.get("data_hash") for each in theirs)
+
+    return [name for name, said in first.items() if said.manifest.get("data_hash") and shared(name, said)]
 
 
 def seed_of(said: Predictions) -> int:

@@ -8,19 +8,20 @@ tensor's type and every answer is checked, and weights that lie in other files a
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from eow.data.files import is_file, readable
-from eow.data.inputs import read_inputs
+from eow.data.inputs import kinds_for, read_inputs
 from eow.errors import EowError
 from eow.openworld import prior_shift
 from eow.plain import printable
 
 INPUT = "inputs"
+TYPES = {"uint8": "tensor(uint8)", "float32": "tensor(float)", "int64": "tensor(int64)"}  # of inputs
 OUTPUTS = {
     "label": "tensor(int64)",
     "confidence": "tensor(float)",
@@ -39,19 +40,13 @@ class Card:
 
     method: str
     classes: tuple[str, ...]
-    shape: tuple[int, ...]  # of one input: (C, H, W) for uint8 images, (D,) for float32 features
+    shape: tuple[int, ...]  # of one input: of a run (C, H, W) uint8 images or (D,) float32 features
+    dtype: str
     threshold: float | None
     certificate: dict[str, Any] | None
     unknown_rate: float | None
     lam: float | None
     provenance: dict[str, Any]
-
-    @property
-    def dtype(self) -> str:
-        return "uint8" if len(self.shape) == 3 else "float32"
-
-    def to_table(self) -> dict[str, Any]:
-        return {**asdict(self), "dtype": self.dtype}
 
 
 class Answers(NamedTuple):
@@ -73,8 +68,9 @@ def read_card(texts: dict[str, str]) -> Card:
         raise ValueError("no method or provenance")
     if not is_list_of(str, said["classes"]) or len(said["classes"]) < 2:
         raise ValueError("no list of class names")
-    if not is_list_of(int, said["shape"]) or len(said["shape"]) not in (1, 3) or min(said["shape"]) < 1:
-        raise ValueError(f"inputs of shape {said['shape']!r}")
+    whole = is_list_of(int, said["shape"]) and min(said["shape"]) > 0
+    if said["dtype"] not in TYPES or not whole or (said["dtype"] == "uint8" and len(said["shape"]) != 3):
+        raise ValueError(f"inputs of {said['dtype']!r} and shape {said['shape']!r}")
     if not isinstance(said["certificate"], dict | None):
         raise ValueError("a certificate that is none")
     for key, highest in (("threshold", 1.0), ("unknown_rate", 1.0), ("lam", math.inf)):
@@ -99,9 +95,9 @@ class Deployed:
     session: Any
 
     def predict(self, inputs: np.ndarray, unknown_rate: float | None = None, threshold: float | None = None) -> Answers:
-        """Answers to uint8 images (N, C, H, W) or float32 features (N, D), at the file's unknown rate and threshold or
-        at these. Where a threshold holds, label is -1 for every confidence below it; without one, where unknown is more
-        probable than every class."""
+        """Answers to uint8 images (N, C, H, W), float32 features (N, D) or whatever else the card says, at the file's
+        unknown rate and threshold or at these. Where a threshold holds, label is -1 for every confidence below it;
+        without one, where unknown is more probable than every class."""
         if threshold is not None and not 0 <= threshold <= 1:
             raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
         if unknown_rate == self.card.unknown_rate:
@@ -133,7 +129,10 @@ class Deployed:
         theirs."""
         card = self.card
         if card.lam is None:
-            raise EowError(f"{card.method} has no unknown logit: leave the unknown rate out, or export a run of eow")
+            raise EowError(
+                f"an unknown rate replaces the λ of an unknown logit, and {self.path} ({card.method}) knows of none: "
+                "leave the rate out, or export a model of eow"
+            )
         if card.unknown_rate == 0:
             raise EowError(f"{self.path} was exported for an unknown rate of 0, which leaves no unknown: export again")
         before = 0.0 if card.unknown_rate is None else prior_shift(card.unknown_rate, card.lam)
@@ -152,8 +151,10 @@ class Deployed:
         inputs = np.asarray(inputs)
         if inputs.shape[1:] != shape or not len(inputs):
             raise EowError(f"inputs of shape {inputs.shape}: this model takes (N, {', '.join(map(str, shape))})")
-        if inputs.dtype != wanted and not (wanted == np.float32 and inputs.dtype.kind in "fiu"):
-            raise EowError(f"inputs of {inputs.dtype}: this model takes {wanted}, as they are before normalisation")
+        if inputs.dtype.kind not in kinds_for(self.card.dtype, shape) or (
+            wanted == np.uint8 and inputs.dtype != wanted
+        ):
+            raise EowError(f"inputs of {inputs.dtype}: this model takes {wanted}, as it was exported to")
         inputs = np.ascontiguousarray(inputs, wanted)
         if wanted == np.float32 and not np.isfinite(inputs).all():
             row = int(np.argwhere(~np.isfinite(inputs))[0, 0])
@@ -223,9 +224,8 @@ def check_signature(session: Any, card: Card) -> None:
     found = {each.name: each.type for each in session.get_outputs()}
     if found != OUTPUTS:
         raise ValueError(f"its outputs are {found}")
-    kinds = {"uint8": "tensor(uint8)", "float32": "tensor(float)"}
     taken = [(each.name, each.type, tuple(each.shape[1:])) for each in session.get_inputs()]
-    if taken != [(INPUT, kinds[card.dtype], card.shape)]:
+    if taken != [(INPUT, TYPES[card.dtype], card.shape)]:
         raise ValueError(f"its inputs are {taken}")
 
 
@@ -241,7 +241,7 @@ def predict_files(
     abstains, label is -1 and class None."""
     rows = []
     for file in files:
-        said = model.predict(read_inputs(Path(file), model.card.shape), unknown_rate, threshold)
+        said = model.predict(read_inputs(Path(file), model.card.shape, model.card.dtype), unknown_rate, threshold)
         columns = zip(said.label.tolist(), said.confidence.tolist(), said.unknown.tolist())
         for index, (label, confidence, unknown) in enumerate(columns):
             rows.append({

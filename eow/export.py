@@ -3,9 +3,10 @@
     inputs (batch, C, H, W) uint8 or (batch, D) float32  ->  label, confidence, unknown, probs
 
 The file takes inputs as they are before normalisation, any number at a time, and says what `Method.predict` says at the
-unknown rate given; label is -1 where confidence is below the threshold or, if none is set, where unknown is the most probable
-answer. Before a file is kept, its bytes are loaded and compared with the run itself on the run's test data, in batches
-of 1, 7 and 64: a difference above 1e-5 is an error, and nothing is written.
+unknown rate given; label is -1 where confidence is below the threshold or, if none is set, where unknown is the most
+probable answer. Before a file is kept, its bytes are loaded and compared with the run itself on the run's test data, in
+batches of 1, 7 and 64: a difference above 1e-5 is an error, and nothing is written. A model without a run:
+exporting.py.
 """
 
 import io
@@ -14,11 +15,13 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from eow import __version__, storage
 from eow.certify import stored
@@ -56,13 +59,7 @@ def export(
     on          inputs to compare on: an array, a file, or "random"; None: the test split of the run's data set
     root        where that data set lies, if not in the usual places
     """
-    path, folder = Path(path), run.folder if isinstance(run, Run) else Path(run)
-    if format not in SUFFIXES:
-        raise EowError(f"there is no format {format!r}: choose one of {', '.join(SUFFIXES)}")
-    if path.suffix != SUFFIXES[format]:
-        raise EowError(
-            f"{path} is no name for the format {format}: end it in {SUFFIXES[format]}, or choose another format"
-        )
+    path, folder = named(path, format), run.folder if isinstance(run, Run) else Path(run)
     opened = load_run(folder)  # a fresh one, on the CPU
     for name, child in list(opened.method.named_children()):
         if not child.state_dict():  # slots of chains and such: training's own, no part of the weights
@@ -76,13 +73,31 @@ def export(
     inputs, source = comparison_inputs(opened, on, root)
     expected = [reference(opened, part, unknown_rate, threshold) for part in inputs]
     card = make_card(opened, threshold, certificate, unknown_rate)
+    return {**kept(graph, card, path, format, inputs, expected), "compared_on": source}
+
+
+def named(path: str | Path, format: str) -> Path:
+    path = Path(path)
+    if format not in SUFFIXES:
+        raise EowError(f"there is no format {format!r}: choose one of {', '.join(SUFFIXES)}")
+    if path.suffix != SUFFIXES[format]:
+        raise EowError(
+            f"{path} is no name for the format {format}: end it in {SUFFIXES[format]}, or choose another format"
+        )
+    return path
+
+
+def kept(
+    graph: nn.Module, card: Card, path: Path, format: str, inputs: list[np.ndarray], expected: list[Answers]
+) -> dict[str, Any]:
+    """Write the graph if its bytes, loaded again, give the expected answers, and say how far they were off."""
     data, answer = (write_onnx if format == "onnx" else write_torch)(graph, card, path)
-    worst = max(difference(answer(part), wanted, threshold, path) for part, wanted in zip(inputs, expected))
+    worst = max(difference(answer(part), wanted, card.threshold, path) for part, wanted in zip(inputs, expected))
     storage.make_folder(path.parent)
     storage.atomic(path, lambda file: file.write(data))
     return {
-        "path": str(path), "format": format, "bytes": len(data), "threshold": threshold, "unknown_rate": unknown_rate,
-        "compared_on": source, "samples": sum(map(len, inputs)), "largest_difference": worst,
+        "path": str(path), "format": format, "bytes": len(data), "threshold": card.threshold,
+        "unknown_rate": card.unknown_rate, "samples": sum(map(len, inputs)), "largest_difference": worst,
     }  # fmt: skip
 
 
@@ -114,11 +129,12 @@ def make_card(run: Run, threshold: float | None, certificate: dict[str, Any] | N
     except (KeyError, TypeError):
         raise EowError(f"{run.folder / 'summary.json'} is damaged: train the run again") from None
     lam = float(run.config.method.lam) if run.method.extra_outputs else None
-    return Card(run.config.method.name, run.classes, run.in_shape, threshold, certificate, rate, lam, provenance)
+    dtype = "uint8" if len(run.in_shape) == 3 else "float32"
+    return Card(run.config.method.name, run.classes, run.in_shape, dtype, threshold, certificate, rate, lam, provenance)
 
 
 def comparison_inputs(run: Run, on: np.ndarray | str | Path | None, root: str | None) -> tuple[list[np.ndarray], str]:
-    """Raw inputs in batches of 1, 7 and then 64, and where they come from. Few samples are used again and again."""
+    """Raw inputs in batches, and where they come from."""
     shape, images = run.in_shape, len(run.in_shape) == 3
     if on is None:
         wanted = run.config.data
@@ -147,9 +163,14 @@ def comparison_inputs(run: Run, on: np.ndarray | str | Path | None, root: str | 
             f"{source}, {raw.dtype} of shape {raw.shape}, cannot be compared on: give finite inputs of "
             f"{np.dtype(dtype)} and shape (N, {', '.join(map(str, shape))})"
         )
+    return in_batches(raw), source
+
+
+def in_batches(raw: np.ndarray) -> list[np.ndarray]:
+    """At most 512 of the inputs in batches of 1, 7 and then 64. Few samples are used again and again."""
     count = min(max(len(raw), sum(BATCHES)), CHECKED)
     chosen = raw[np.linspace(0, len(raw), count, endpoint=False).astype(int)]
-    return np.split(chosen, [*np.cumsum(BATCHES[:-1]), *range(sum(BATCHES), count, BATCHES[-1])]), source
+    return np.split(chosen, [*np.cumsum(BATCHES[:-1]), *range(sum(BATCHES), count, BATCHES[-1])])
 
 
 def reference(run: Run, raw: np.ndarray, unknown_rate: float | None, threshold: float | None) -> Answers:
@@ -172,7 +193,7 @@ def difference(found: Answers, wanted: Answers, threshold: float | None, path: P
     if not off <= TOLERANCE:  # NaN is above, too
         raise EowError(
             f"{path} is not written: its answers differ from the run's by {off:.2g}, more than {TOLERANCE:g}; try the "
-            "other format, or report this with the run's config.json"
+            "other format, or report this with what it was made from"
         )
     return worst
 
@@ -190,7 +211,7 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def traced(graph: Graph, card: Card) -> torch.export.ExportedProgram:
+def traced(graph: nn.Module, card: Card) -> torch.export.ExportedProgram:
     example = torch.zeros(3, *card.shape, dtype=getattr(torch, card.dtype))
     program = torch.export.export(graph, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=False)
     for module in program.graph_module.modules():
@@ -199,11 +220,11 @@ def traced(graph: Graph, card: Card) -> torch.export.ExportedProgram:
     return program
 
 
-def write_torch(graph: Graph, card: Card, path: Path) -> tuple[bytes, Callable[[np.ndarray], Answers]]:
+def write_torch(graph: nn.Module, card: Card, path: Path) -> tuple[bytes, Callable[[np.ndarray], Answers]]:
     """The bytes of a .pt2 file with the card as eow.json in it, and what they answer when loaded again."""
     buffer = io.BytesIO()
     with quiet():
-        torch.export.save(traced(graph, card), buffer, extra_files={"eow.json": json.dumps(card.to_table())})
+        torch.export.save(traced(graph, card), buffer, extra_files={"eow.json": json.dumps(asdict(card))})
         buffer.seek(0)
         module: Any = torch.export.load(buffer).module()
 
@@ -215,7 +236,7 @@ def write_torch(graph: Graph, card: Card, path: Path) -> tuple[bytes, Callable[[
     return buffer.getvalue(), answer
 
 
-def write_onnx(graph: Graph, card: Card, path: Path) -> tuple[bytes, Callable[[np.ndarray], Answers]]:
+def write_onnx(graph: nn.Module, card: Card, path: Path) -> tuple[bytes, Callable[[np.ndarray], Answers]]:
     """The bytes of an .onnx file with the card in its metadata, and what they answer when loaded again."""
     try:
         import onnx
@@ -240,13 +261,13 @@ def write_onnx(graph: Graph, card: Card, path: Path) -> tuple[bytes, Callable[[n
         model = exported.model_proto
     except Exception as error:
         raise EowError(
-            f"torch cannot write this {card.method} run as ONNX ({first_line(error.__cause__ or error)}): use the "
+            f"torch cannot write this {card.method} model as ONNX ({first_line(error.__cause__ or error)}): use the "
             "format torch"
         ) from error
     strip(model)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in card.to_table().items()})
+    onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in asdict(card).items()})
     data = model.SerializeToString(deterministic=True)
     return data, from_bytes(data, path).run
 

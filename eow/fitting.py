@@ -46,10 +46,10 @@ def fit(
     """Train a SplitModel in place and return it as a method, whose `predict(x)` gives label, confidence and unknown.
 
     `data` is a loader of (inputs, labels) batches, a torch Dataset of such pairs, or a pair (X, y) of arrays, as the
-    network wants them. `unknown` is a loader, a Dataset or an array of real outliers: half of the negatives' weight λ then goes to them, the other half stays with
-    the chains. `options` are the method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must
-    have one output more than classes for `eow`; `eow.upgrade` sees to that, and since an upgraded model is trained
-    already, its energy term is on from the first epoch (`start_epoch=0`).
+    network wants them. `unknown` is a loader, a Dataset or an array of real outliers: half of the negatives' weight λ
+    then goes to them, the other half stays with the chains. `options` are the method's settings: `eow.fit(model,
+    loader, lam=0.05, start="mixed")`. The head must have one output more than classes for `eow`; `eow.upgrade` sees to
+    that, and since an upgraded model is trained already, its energy term is on from the first epoch (`start_epoch=0`).
     """
     needs_split(model)
     kind = method_named(method)

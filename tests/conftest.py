@@ -4,8 +4,14 @@ are small, and threads that wait for one another are slow on a busy machine."""
 import os
 import signal
 
+import pytest
+
 os.environ["EOW_DEVICE"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the suite in the background has it and its children ignore Ctrl-C, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", "ignore:only .* steps in all:RuntimeWarning")  # as most runs here are

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from eow import cli
+from eow.data import load as load_data
 from eow.methods import METHODS
+from eow.predicting import predict as eow_predict
+from eow.runs import load as load_run
 
 TINY = ["--epochs", "2", "--set", "model.hidden=16", "--quiet"]
 
@@ -85,6 +89,27 @@ def test_predict_images_and_arrays(run: Path, call, tmp_path: Path) -> None:
     assert "three.npy [2]" in out
     _, out, _ = call("predict", run, tmp_path / "three.npy", "--json", "--unknown-rate", "0.9")
     assert all(shifted["unknown"] > plain["unknown"] for shifted, plain in zip(json.loads(out), rows))
+
+
+def test_predict_says_unknown_where_that_is_the_most_probable_answer(run: Path, call, tmp_path: Path) -> None:
+    """By a run and by its file, in JSON and in the table: as eow.predict answers."""
+    np.save(tmp_path / "x.npy", load_data("digits", split="test").inputs[:60])
+    opened = load_run(run)
+    wanted = eow_predict(opened.method, opened.transform(torch.from_numpy(np.load(tmp_path / "x.npy"))), 0.3).label
+    assert 0 < (wanted < 0).sum() < 60
+    assert call("export", run, "-o", tmp_path / "m.onnx", "--unknown-rate", "0.3")[0] == 0
+    for source in (run, tmp_path / "m.onnx"):
+        ask = ["predict", source, tmp_path / "x.npy", "--unknown-rate", "0.3"]
+        rows = json.loads(call(*ask, "--json")[1])
+        assert [row["label"] for row in rows] == wanted.tolist()
+        assert all((row["class"] is None) == (row["unknown"] > row["confidence"]) for row in rows)
+        shown = call(*ask)[1]
+        cells = [line.split("│")[2].strip() for line in shown.splitlines() if "x.npy" in line]
+        assert cells == ["unknown" if row["class"] is None else row["class"] for row in rows]
+        assert "more probable" not in shown
+        always = json.loads(call(*ask, "--threshold", "0", "--json")[1])
+        assert all(row["label"] >= 0 for row in always)
+        assert f"more probable than the label in {int((wanted < 0).sum())} of 60" in call(*ask, "--threshold", "0")[1]
 
 
 @pytest.mark.parametrize(
@@ -326,7 +351,7 @@ def test_no_threshold_is_an_answer_too(certified: Path, call) -> None:
     code, out, err = call("threshold", certified, "--max-risk", "0.0001")
     assert (code, err) == (0, "")
     assert "no threshold qualifies" in out
-    assert "always answers" in out
+    assert "abstains only where unknown is the most probable answer" in out
     assert not (certified / "threshold.json").exists()
     assert call("threshold", certified, "--max-risk", "0.0001", "--json")[:2] == (0, "null\n")
 
@@ -345,10 +370,13 @@ def test_compare_prints_differences_and_p_values(run: Path, call, tmp_path: Path
     assert code == 0
     assert "one seed" in out
     rows = json.loads(call("compare", run, "--against", other, "--json")[1])
-    assert [row["figure"] for row in rows] == ["accuracy", "ece", "nll", "nll_renormalised"]
-    figures = [json.loads(call("evaluate", each, "--json")[1])["test"] for each in (run, other)]
+    assert [row["figure"] for row in rows] == ["accuracy", "ece", "nll", "nll_renormalised", "auroc_confidence"]
+    assert [row["unknowns"] for row in rows] == [None] * 4 + ["unknown"]
+    assert "auroc_confidence, unknown" in out
+    figures = [json.loads(call("evaluate", each, "--json")[1]) for each in (run, other)]
     for row in rows:
-        assert row["difference"] == pytest.approx(figures[0][row["figure"]] - figures[1][row["figure"]], abs=1e-9)
+        ours, theirs = (each[row["unknowns"] or "test"][row["figure"]] for each in figures)
+        assert row["difference"] == pytest.approx(ours - theirs, abs=1e-9)
         assert f"{row['p_value']:.3g}" in out
     refused(call("compare", run, "--against", other, "--against", other), "a seed is there twice")
     refused(call("compare", run, "--against", tmp_path / "none"), "no predictions")
@@ -379,7 +407,14 @@ def test_evaluate_with_corruptions_writes_the_matrix_and_a_picture(pictures: Pat
     assert code == 0
     mean, std = (100 * figures["severity"]["accuracy"][4][key] for key in ("mean", "std"))
     assert f"{mean:.1f} ± {std:.1f}" in out
-    refused(call("evaluate", folder, "--official", tmp_path), "goes with --corruptions")
+    assert f"written to {folder / 'corruptions.json'} and {folder / 'corruptions.png'}" in out
+    refused(call("evaluate", folder, "--official", tmp_path), "--official goes with --corruptions")
+    refused(call("evaluate", folder, "--seed", "1"), "--seed goes with --corruptions")
+    refused(
+        call("evaluate", folder, "--corruptions", "--official", tmp_path, "--seed", "0"),
+        "made with their own seed",
+        "leave --seed or --official out",
+    )
     refused(call("evaluate", folder, "--corruptions", "--unknown-rate", "0.1"), "leave --unknown-rate or --corruptions")
     refused(call("evaluate", folder, "--corruptions", "--official", tmp_path), "no file", "zenodo")
 
@@ -413,8 +448,45 @@ def test_data_list_and_verify(call, tmp_path: Path) -> None:
     code, out, _ = call("data", "verify", "mnist", "--root", tmp_path)
     assert code == 1
     assert "missing" in out
+    assert call("data", "verify", "digits") == (0, "digits is built in: there are no files to verify\n", "")
     refused(call("data", "verify", "nothing"), "no data set named")
     refused(call("data", "fetch", "notmnist", "--root", tmp_path), "notMNIST")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evaluat"], ["no such command", "evaluat", "eow --help"]),
+        (["predict"], ["missing argument", "eow predict --help"]),
+        (["evaluate", "x", "--foo"], ["no such option", "--foo", "eow evaluate --help"]),
+        (["threshold", "x"], ["missing option", "--max-risk", "eow threshold --help"]),
+        (["train", "--out", "x", "--epochs", "many"], ["invalid value", "--epochs", "eow train --help"]),
+        (["data", "fetch"], ["missing argument", "eow data fetch --help"]),
+        (["evaluate", "x", "--seed", "-1"], ["invalid value", "--seed", "eow evaluate --help"]),
+        (["methods", "a\x1b[31m\nb"], ["unexpected extra argument", "eow methods --help"]),
+    ],
+)
+def test_a_wrong_call_is_one_sentence_too(call, arguments: list[str], words: list[str]) -> None:
+    result = call(*arguments)
+    refused(result, *words)
+    assert result[1] == ""
+    assert "\x1b" not in result[2]
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"]])
+def test_no_command_at_all_shows_the_help(call, arguments: list[str]) -> None:
+    code, out, err = call(*arguments)
+    assert code == 2
+    assert "Usage" in out + err
+    assert "error" not in err
+
+
+def test_warnings_go_to_standard_error_also_when_quiet(tmp_path: Path) -> None:
+    small = ["--epochs", "1", "--set", "model.hidden=8", "--set", "train.batch=128"]
+    code, out, err = call_plain("train", *small, "--quiet", "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert "steps in all" not in out
+    assert err == "warning: only 9 steps in all: a smaller train.batch or more train.epochs would teach more\n"
 
 
 def test_every_command_has_help_with_an_example() -> None:

@@ -8,6 +8,7 @@ import pytest
 from handmade import CLASSES, LAM, answers, spoken, write_run
 from scipy.special import softmax
 from scipy.stats import norm
+from sklearn.metrics import roc_auc_score
 
 from eow.compare import compare
 from eow.errors import EowError
@@ -117,6 +118,54 @@ def test_an_unknown_rate_is_for_the_side_that_has_an_unknown(tmp_path: Path) -> 
     assert table(vanilla, eow, unknown_rate=0.5)["nll"].second == pytest.approx(expected, rel=1e-6)
     with pytest.raises(EowError, match="none of these runs has an unknown logit"):
         compare(vanilla, vanilla, unknown_rate=0.5)
+
+
+def among(seed: int, skill: float, unknown: float, *, open_world: bool = True, count: int = 300) -> dict[str, Any]:
+    """What a run says about the test samples and about strange ones, whose unknown logit is higher by `unknown`."""
+    strange = spoken(1000 + seed, count, open_world=open_world, skill=0.5, unknown=unknown)
+    return {"test": said(seed, skill, open_world=open_world), "strange": strange}
+
+
+def test_auroc_is_compared_on_the_unknowns_that_all_have_predicted(tmp_path: Path) -> None:
+    good = [write_run(tmp_path / f"good-{i}", among(i, 2.0, 2.0), seed=i) for i in range(2)]
+    bad = [write_run(tmp_path / f"bad-{i}", among(10 + i, 2.0, 0.5), seed=i) for i in range(2)]
+    rows = compare(good, bad)
+    found = {row.figure: row for row in rows if row.unknowns == "strange"}
+    assert list(found) == ["auroc_confidence", "auroc_unknown"]
+    assert [row.unknowns for row in rows[:4]] == [None] * 4
+    for name, sign, field in (("auroc_confidence", 1, "confidence"), ("auroc_unknown", -1, "unknown")):
+        areas = []
+        for seed, unknown in ((0, 2.0), (1, 2.0), (10, 0.5), (11, 0.5)):
+            test, strange = among(seed, 2.0, unknown).values()
+            scores = sign * np.concatenate([test[field], strange[field]]).astype(np.float64)
+            areas.append(roc_auc_score(np.arange(len(scores)) < COUNT, scores))
+        assert (found[name].first, found[name].second) == pytest.approx((np.mean(areas[:2]), np.mean(areas[2:])))
+        assert found[name].difference == pytest.approx(np.mean(areas[:2]) - np.mean(areas[2:]))
+        assert found[name].low < found[name].difference < found[name].high
+    assert found["auroc_unknown"].p_value < 0.05
+    assert {row.figure for row in compare(good, bad, unknowns=False)} == {row.figure for row in rows[:4]}
+    same = [row for row in compare(good, good) if row.unknowns]
+    assert [(row.difference, row.p_value) for row in same] == [(0, 1)] * 2
+
+
+def test_auroc_by_unknown_needs_one_on_both_sides_and_other_sets_are_left_out(tmp_path: Path) -> None:
+    eow = [write_run(tmp_path / "eow", {**among(0, 2.0, 2.0), "own": spoken(7)})]
+    vanilla = [write_run(tmp_path / "vanilla", among(1, 2.0, 0.0, open_world=False))]
+
+    def unknowns(*sides: Any, **more: Any) -> list[tuple[str, str]]:
+        return [(row.figure, row.unknowns) for row in compare(*sides, **more) if row.unknowns]
+
+    assert unknowns(eow, vanilla) == [("auroc_confidence", "strange")]
+    assert unknowns(vanilla, eow, unknown_rate=0.3) == [("auroc_confidence", "strange")]
+    few = [write_run(tmp_path / "few", among(0, 2.0, 2.0, count=9))]
+    assert unknowns(few, few) == []
+    shifted, plain = (next(row for row in compare(eow, vanilla, rate) if row.unknowns).first for rate in (0.9, None))
+    logits = [each["logits"].astype(np.float64) for each in among(0, 2.0, 2.0).values()]
+    for each in logits:
+        each[:, -1] += np.log(0.9 / 0.1) - np.log(LAM)
+    scores = np.concatenate([softmax(each, axis=1)[:, :-1].max(1).astype(np.float32) for each in logits])
+    assert shifted == pytest.approx(roc_auc_score(np.arange(len(scores)) < COUNT, scores), abs=1e-6)
+    assert shifted != plain
 
 
 def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -721,8 +722,24 @@ def test_npz_that_is_none(tmp_path: Path) -> None:
         (tmp_path / "a.npz").write_bytes(spoilt)
         with pytest.raises(EowError, match=r"a\.npz cannot be read"):
             load(f"npz:{tmp_path}/a.npz")
-    with pytest.raises(EowError, match=r"none\.npz cannot be read"):
+    with pytest.raises(EowError, match=r"none\.npz cannot be read \(there is no such file\): name a \.npz file"):
         load(f"npz:{tmp_path}/none.npz")
+    with pytest.raises(EowError, match=r"cannot be read \(it is a folder\): name a \.npz file"):
+        load(f"npz:{tmp_path}")
+
+
+def test_no_error_passes_on_the_advice_to_unpickle(tmp_path: Path) -> None:
+    """numpy's own says to set allow_pickle, which runs what is in the file."""
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], object), y=np.array([0]))
+    np.save(tmp_path / "member.npy", np.zeros(3))
+    with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
+        archive.writestr("x.npy", "text and no array")
+        archive.write(tmp_path / "member.npy", "y.npy")
+    (tmp_path / "plain.npz").write_text("text and no archive")
+    for name in ("objects", "text", "plain"):
+        with pytest.raises(EowError, match=rf"{name}\.npz cannot be read .*numpy\.savez") as caught:
+            load(f"npz:{tmp_path}/{name}.npz")
+        assert "pickle" not in str(caught.value)
 
 
 def write_csv(tmp_path: Path, header: str, *rows: str) -> str:
@@ -778,6 +795,8 @@ def test_csv_that_is_none(tmp_path: Path) -> None:
     for name in ("a.csv", "none.csv"):
         with pytest.raises(EowError, match=f"{name} cannot be read"):
             load(f"csv:{tmp_path}/{name}")
+    with pytest.raises(EowError, match=r"\(there is no such file\): name a \.csv file, as csv:PATH"):
+        load(f"csv:{tmp_path}/none.csv")
 
 
 # ---- names, roots, imports

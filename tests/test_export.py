@@ -61,8 +61,10 @@ def stored(run: Path) -> predictions.Predictions:
     return predictions.read(run / "predictions" / "test.safetensors")
 
 
-def agree(found: Any, wanted: predictions.Predictions) -> None:
-    np.testing.assert_array_equal(found.label, wanted.label)
+def agree(found: Any, wanted: predictions.Predictions, always: bool = False) -> None:
+    """Where "unknown" is the most probable answer the label is -1, unless the model is told to answer always."""
+    strange = (wanted.unknown > wanted.confidence) & (not always)
+    np.testing.assert_array_equal(found.label, np.where(strange, -1, wanted.label))
     for name in ("confidence", "unknown", "probs"):
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=0, atol=1e-5)
 
@@ -193,8 +195,24 @@ def test_below_the_threshold_the_label_is_minus_one(
     assert 0.4 < answered.mean() < 0.6
     np.testing.assert_array_equal(said.label[clear], np.where(answered, wanted.label, -1)[clear])
     assert (model.card.threshold, model.card.certificate) == (threshold, None)
-    agree(model.predict(images, threshold=0), wanted)  # what the file hides is found again
+    agree(model.predict(images, threshold=0), wanted, always=True)  # what the file hides is found again
     assert (model.predict(images, threshold=1).label == -1).all()
+
+
+def test_without_a_threshold_the_label_is_minus_one_where_unknown_is_most_probable(
+    digits: dict[str, Path], images: np.ndarray, tmp_path: Path
+) -> None:
+    wanted = stored(digits["eow"]).at_unknown_rate(0.3)
+    strange = wanted.unknown > wanted.confidence
+    assert 0.1 < strange.mean() < 0.9
+    export(digits["eow"], tmp_path / "m.onnx", unknown_rate=0.3)
+    model = deployed.load(tmp_path / "m.onnx")
+    assert model.card.threshold is None
+    said = model.predict(images)
+    np.testing.assert_array_equal(said.label == -1, strange)
+    np.testing.assert_array_equal(said.label[~strange], wanted.label[~strange])
+    agree(model.predict(images, threshold=0), wanted, always=True)
+    agree(model.predict(images, unknown_rate=0.01), stored(digits["eow"]).at_unknown_rate(0.01))
 
 
 @pytest.mark.parametrize("method", ["ova_dm", "dble"])
@@ -204,7 +222,7 @@ def test_a_hidden_label_is_found_again_where_it_is_not_the_likeliest(
     export(digits[method], tmp_path / "m.onnx", threshold=1)
     model = deployed.load(tmp_path / "m.onnx")
     assert (model.predict(images).label == -1).all()
-    agree(model.predict(images, threshold=0), stored(digits[method]))
+    agree(model.predict(images, threshold=0), stored(digits[method]), always=True)
 
 
 def certified(run: Path, place: Path, **changes: Any) -> tuple[Path, dict[str, Any]]:
@@ -243,8 +261,8 @@ def test_a_certified_threshold_brings_its_unknown_rate(
     export(run, tmp_path / "m.onnx")
     model = deployed.load(tmp_path / "m.onnx")
     assert model.card.unknown_rate == 0.3
-    agree(model.predict(images), stored(digits["eow"]).at_unknown_rate(0.3))
-    agree(model.predict(images, unknown_rate=0.3), stored(digits["eow"]).at_unknown_rate(0.3))
+    agree(model.predict(images), stored(digits["eow"]).at_unknown_rate(0.3), always=True)
+    agree(model.predict(images, unknown_rate=0.3), stored(digits["eow"]).at_unknown_rate(0.3), always=True)
 
 
 @pytest.mark.parametrize(
@@ -358,6 +376,10 @@ def test_equally_likely_classes_may_trade_places(tmp_path: Path) -> None:
     assert difference(*apart, 0.450001, tmp_path) == 0
     with pytest.raises(EowError, match=r"differ from the run's by 0\.05"):
         difference(*apart, 0.5, tmp_path)
+    with pytest.raises(EowError, match=r"differ from the run's by 0\.35"):  # no threshold: confidence and unknown
+        difference(*apart, None, tmp_path)
+    near = [deployed.Answers(each.label, sure, np.array([0.450001], np.float32), tie) for each in apart]
+    assert difference(*near, None, tmp_path) == 0
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime", "onnxscript"])

@@ -10,7 +10,7 @@ from networks import MLP, VGG, network
 from problems import blobs, small_model
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from eow.errors import EowError
 from eow.fitting import fit
@@ -121,6 +121,33 @@ def test_outliers_come_as_loaders_arrays_and_pairs() -> None:
 def test_outliers_are_checked(unknown: object, sentence: str) -> None:
     with pytest.raises(EowError, match=sentence):
         fit(small_model(), blobs(), epochs=1, unknown=unknown)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(4), 0
+
+
+def test_a_dataset_is_as_good_as_its_loader() -> None:
+    """The same batches in the same order, so the same weights; what has no samples or no length is said."""
+    x, y = map(torch.from_numpy, blobs(300))
+    pairs, strange = TensorDataset(x, y), TensorDataset(10 + torch.randn(40, 4))
+    models = [small_model(extra=1) for _ in range(3)]
+    fit(models[0], pairs, epochs=2, batch=50)
+    fit(models[1], (x, y), epochs=2, batch=50)
+    fit(models[2], pairs, epochs=1, unknown=strange)
+    for one, other in zip(models[0].parameters(), models[1].parameters()):
+        assert torch.equal(one, other)
+    from eow.data import load
+
+    for data in (Endless(), TensorDataset(x[:0], y[:0])):
+        with pytest.raises(EowError, match="Dataset without samples or without a length: pass a list of its batches"):
+            fit(small_model(extra=1), data)
+    with pytest.raises(EowError, match=r"the unknown is a Dataset without"):
+        fit(small_model(extra=1), pairs, unknown=Endless())
+    for call in (fit, predict):
+        with pytest.raises(EowError, match=r"a data set of eow's.*for example data\.inputs / 255 and data\.labels"):
+            call(small_model(extra=1), load("digits"))
 
 
 def test_only_eow_takes_unknowns() -> None:
@@ -373,7 +400,8 @@ def test_methods_models_arrays_and_loaders_get_the_same_answers() -> None:
     tensors = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     statistics = copy.deepcopy(model.state_dict())
     for asked in (model, method):
-        for data in (x, x.astype(np.float64), torch.from_numpy(x), DataLoader(tensors, 90), [x[:600], x[600:]]):
+        loaders = (DataLoader(tensors, 90), tensors, [x[:600], x[600:]])
+        for data in (x, x.astype(np.float64), torch.from_numpy(x), *loaders):
             said = predict(asked, data, unknown_rate=0.2, threshold=0.6)
             assert torch.equal(said.label, expected.label)
             assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(said[1:], expected[1:]))

@@ -75,6 +75,15 @@ def test_a_file_that_may_not_be_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
         read_inputs(tmp_path / "x.png", GREY)
 
 
+def test_what_is_no_array_is_said_without_the_advice_to_unpickle(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("text and no array")
+    for name in ("objects", "text"):
+        with pytest.raises(EowError, match=rf"{name}\.npy cannot be read as a \.npy array .*numpy\.save") as caught:
+            read_inputs(tmp_path / f"{name}.npy", GREY)
+        assert "pickle" not in str(caught.value)
+
+
 def test_a_long_array_is_predicted_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(resolve({"train": {"epochs": 1}, "model": {"hidden": [8]}}), tmp_path / "run", progress=False)
     run = load(tmp_path / "run")

@@ -104,7 +104,7 @@ def test_every_public_metric_is_called_here() -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_metric_is_finite_or_refuses_at_every_end(name: str) -> None:
-    shapes = [(1, 2), (2, 2), (9, 3), (3, 21_000)]
+    shapes = [(1, 2), (2, 2), (9, 3), (10, 3), (3, 21_000)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for count, classes in shapes:
@@ -113,8 +113,8 @@ def test_a_metric_is_finite_or_refuses_at_every_end(name: str) -> None:
                     try:
                         found = values_of(CALLS[name](Said(count, classes, kind, size)))
                     except EowError:
-                        assert name == "paired_t"  # which needs two seeds
-                        assert count == 1
+                        least = {"paired_t": 2, "paired_difference": 10}[name]  # seeds, and samples
+                        assert count < least
                         continue
                     assert all(map(math.isfinite, found)), (count, classes, kind, size, found)
     none = Said(1, 2, "float32", 1.0)

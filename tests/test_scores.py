@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from sklearn.metrics import brier_score_loss, log_loss
 
+from eow.errors import EowError
 from eow.metrics import accuracy, brier, brier_parts, nll, nll_from_logits, nll_renormalised
 
 
@@ -60,6 +61,36 @@ def test_logits_of_ten_thousand_cost_what_they_say() -> None:
     logits, labels = np.random.default_rng(0).normal(0, 3000, (3, 21_000)), np.array([0, 20_999, 7])
     expected = -log_softmax(logits, axis=1)[np.arange(3), labels].mean()
     assert nll_from_logits(logits, labels) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "off"), [(torch.float16, 2.0**-11), (torch.bfloat16, 2.0**-8)])
+@pytest.mark.parametrize("classes", [10, 1000])
+def test_rows_that_came_through_half_precision_are_probabilities(kind: torch.dtype, off: float, classes: int) -> None:
+    """Each entry is off by at most half a spacing, relatively, so the score and a row's sum are by not much more."""
+    logits = 2 * torch.randn(500, classes, generator=torch.Generator().manual_seed(0))
+    exact, labels = logits.double().softmax(1), torch.arange(500) % classes
+    half = logits.softmax(1).to(kind)
+    assert float(half.double().sum(1).max()) > 1.0001  # more than float32 may be off
+    for rows in (half, half.float(), half.double(), half.float().numpy(), half.double().numpy().T.copy().T):
+        assert nll(rows, labels) == pytest.approx(nll(exact, labels), abs=2 * off)
+        assert brier(rows, labels) == pytest.approx(brier(exact, labels), abs=4 * off)
+
+
+def test_what_is_not_rounded_so_gets_no_slack_and_logits_get_none_at_all() -> None:
+    draw = np.random.default_rng(0)
+    rows = draw.dirichlet(np.ones(10), 50)
+    for wrong in (1.0005 * rows, (1.0005 * rows).astype(np.float32)):
+        with pytest.raises(EowError, match=r"a row that sums to 1\.0005"):
+            nll(wrong, np.zeros(50, int))
+    half = torch.from_numpy(rows).to(torch.float16)
+    mixed = np.concatenate([half.float().numpy(), 1.0015 * rows.astype(np.float32)])
+    with pytest.raises(EowError, match="a row that sums to 1"):
+        nll(mixed, np.zeros(100, int))
+    for kind in (torch.float16, torch.bfloat16):
+        sigmoids = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).sigmoid().to(kind)
+        for table in (sigmoids, sigmoids.float(), torch.eye(3).to(kind).float() + torch.eye(3).roll(1, 0)):
+            with pytest.raises(EowError, match="give probabilities"):
+                nll(table, torch.zeros(len(table), dtype=torch.long))
 
 
 def test_brier_by_hand() -> None:

@@ -171,6 +171,15 @@ def test_the_p_value_of_a_mean_and_its_interval_agree() -> None:
     assert not all(decided)
 
 
+@pytest.mark.parametrize(("count", "covers"), [(10, 0.90), (20, 0.91), (50, 0.93)])
+def test_few_samples_cover_what_the_docstring_says(count: int, covers: float) -> None:
+    draw, trials, covered = np.random.default_rng(13), 600, 0
+    for trial in range(trials):
+        found = paired_difference("mean", draw.normal(size=count), np.zeros(count), rounds=200, seed=trial)
+        covered += found.low <= 0 <= found.high
+    assert binomtest(covered, trials, covers).pvalue > 1e-2
+
+
 def test_pairing_sees_what_two_separate_intervals_do_not() -> None:
     draw = np.random.default_rng(6)
     b = draw.random(2000) < 0.9
@@ -303,6 +312,10 @@ def test_paired_t_without_spread() -> None:
         (lambda: paired_difference("ece", np.ones(3), np.ones(3)), "confidence and correct"),
         (lambda: paired_difference("accuracy", [[1, 0], [1]], [[1, 0], [1, 1]]), "same samples"),
         (lambda: paired_difference("f1", [1], [1]), "no metric 'f1'"),
+        (lambda: paired_difference("accuracy", [1] * 9, [0] * 9), "9 samples are too few .* at least 10"),
+        (lambda: paired_difference("accuracy", np.ones((3, 9)), np.zeros((3, 9))), "9 samples are too few"),
+        (lambda: paired_difference(ece, (np.ones(4), np.ones(4)), (np.ones(4), np.ones(4))), "4 samples are too few"),
+        (lambda: paired_difference("auroc", *[(np.ones(50), np.zeros(3))] * 2), "3 samples are too few"),
         (lambda: paired_t([1], [2]), "at least two seeds"),
         (lambda: paired_t([1, 2], [2]), "same samples"),
         (lambda: paired_t([1, float("nan")], [2, 3]), "a has 1"),

@@ -60,6 +60,7 @@ def run_task(task: Task) -> Outcome:
     from eow.runs import train
 
     plain_warnings()
+    warnings.filterwarnings("ignore", message="only .* steps in all")  # how long to train is what a grid says
     torch.set_num_threads(task.threads)
     try:
         wait_for(task.folder)
@@ -93,9 +94,9 @@ def wait_for(folder: Path) -> None:
         try:
             with storage.locked(folder):
                 return
-        except EowError:
-            if time.monotonic() > ends:
-                return  # the training itself says who holds it
+        except EowError as error:
+            if time.monotonic() > ends or not isinstance(error.__context__, BlockingIOError):
+                return  # the training itself says who holds it, or what else is wrong with the folder
             time.sleep(0.1)
 
 

@@ -58,7 +58,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal without λ gets a ?
     plain_warnings()
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False) or 0)
     except UsageError as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # `eow` alone, which has shown its help
             print(told(error), file=sys.stderr)

@@ -159,12 +159,15 @@ def compare(
     from eow.compare import compare as rows_of
     from eow.console import print_table
 
+    def shown(row: Any) -> str:
+        return row.figure if row.unknowns is None else f"{row.figure}, {row.unknowns}"
+
     rows = rows_of(runs, against, unknown_rate)
     if as_json:
         typer.echo(json.dumps([row._asdict() for row in rows], indent=2))
         return
     cells = [
-        [row.figure, *(f"{value:.4f}" for value in row[1:4]), f"[{row.low:.4f}, {row.high:.4f}]", f"{row.p_value:.3g}"]
+        [shown(row), *(f"{value:.4f}" for value in row[1:4]), f"[{row.low:.4f}, {row.high:.4f}]", f"{row.p_value:.3g}"]
         for row in rows
     ]
     columns = ["figure", "first", "second", "difference", "95 %", "p"]

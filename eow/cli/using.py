@@ -10,7 +10,9 @@ from eow.cli.options import AsJson, Rate, Root, RunFolder, app
 
 Threshold = Annotated[
     float | None,
-    typer.Option(help="Abstain below this confidence; 0: never. Else the run's own, or where unknown is most probable."),
+    typer.Option(
+        help="Abstain below this confidence; 0: never. Else the run's own, or where unknown is most probable."
+    ),
 ]
 
 

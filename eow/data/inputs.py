@@ -9,16 +9,24 @@ from eow.data.folders import decoded, size_and_channels
 from eow.errors import EowError
 
 
-def read_inputs(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The samples of one file as uint8 (n, C, H, W) or float32 (n, D), for a model whose inputs are of this shape."""
+def read_inputs(path: Path, shape: tuple[int, ...], dtype: str | None = None) -> np.ndarray:
+    """The samples of one file as uint8 (n, C, H, W) or float32 (n, D), for a model whose inputs are of this shape; or
+    as the type it takes, where it is no run's."""
+    dtype = dtype or ("uint8" if len(shape) == 3 else "float32")
     if not is_file(path):
         folder = f"{path} is a folder: give the files in it, such as {path}/*.png"
         raise EowError(folder if path.is_dir() else f"there is no file {path}: give images or .npy files")
     if path.suffix.lower() == ".npy":
-        return from_array(path, shape)
-    if len(shape) != 3:
-        raise EowError(f"{path} cannot be used: this model takes rows of {shape[0]} numbers, give a .npy file")
+        return from_array(path, shape, dtype)
+    if dtype != "uint8":
+        taken = f"rows of {shape[0]} numbers" if len(shape) == 1 else f"{dtype} arrays of shape {shape}"
+        raise EowError(f"{path} cannot be used: this model takes {taken}, give a .npy file")
     return from_image(path, shape)
+
+
+def kinds_for(dtype: str, shape: tuple[int, ...]) -> str:
+    """The kinds of numbers that may become a model's inputs: whole ones may be features, but no prepared images."""
+    return {"uint8": "u", "int64": "iu"}.get(dtype, "fiu" if len(shape) == 1 else "f")
 
 
 def from_image(path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -35,15 +43,15 @@ def from_image(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return decoded(path, size, channels)[None]
 
 
-def from_array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+def from_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
     except Exception as error:  # numpy raises ValueError, EOFError and others for the ways a file can be broken
         raise EowError(f"{path} cannot be read as a .npy array ({reason(error)}): save it with numpy.save") from None
     if not isinstance(array, np.ndarray):
         raise EowError(f"{path} holds several arrays: save the one to predict with numpy.save")
-    wanted = "uint8" if len(shape) == 3 else "floating-point"
-    if (array.dtype != np.uint8) if len(shape) == 3 else not np.issubdtype(array.dtype, np.number):
+    if array.dtype.kind not in kinds_for(dtype, shape) or (dtype == "uint8" and array.dtype != np.uint8):
+        wanted = {"float32": "floating-point", "int64": "whole"}.get(dtype, dtype)
         raise EowError(f"{path} holds {array.dtype} numbers, but this model takes {wanted} ones")
     if len(shape) == 3 and shape[0] == 1 and array.shape[-2:] == shape[1:] and array.ndim in (2, 3):
         array = array.reshape(-1, *shape)  # grey images without a channel axis
@@ -52,9 +60,7 @@ def from_array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     if array.shape[1:] != shape or not len(array):
         wanted = f"(N, {', '.join(map(str, shape))})"
         raise EowError(f"{path} is of shape {array.shape}, but this model takes {wanted}: reshape it, one sample a row")
-    if array.dtype == np.uint8 and len(shape) == 3:
-        return array
-    array = array.astype(np.float32)
+    array = array.astype(dtype, copy=False)
     if not np.isfinite(array).all():
         row = int(np.argwhere(~np.isfinite(array))[0, 0])
         raise EowError(f"{path} has a NaN or infinite value in row {row}: clean it first")

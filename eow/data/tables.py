@@ -31,8 +31,8 @@ def read_npz(name: str, split: str) -> Dataset:
                 raise EowError(f"its member {key!r} is no array, or of characters that are none")
     except Exception as error:
         raise EowError(
-            f"{path} cannot be read as an .npz of plain arrays ({reason(error)}): write it with numpy.savez, no objects "
-            "in it"
+            f"{path} cannot be read as an .npz of plain arrays ({reason(error)}): write it with numpy.savez, "
+            "without objects"
         ) from error
     found = sorted(arrays)
     for capital, usual in (("X", "x"), ("Y", "y")):
@@ -52,8 +52,8 @@ def there(name: str, kind: str) -> Path:
     """The file that npz:PATH or csv:PATH names."""
     path = Path(name.removeprefix(f"{kind}:")).expanduser()
     if not is_file(path):
-        what = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
-        raise EowError(f"{what}: name a .{kind} file, as {kind}:PATH")
+        what = "it is a folder" if path.is_dir() else "there is no such file"
+        raise EowError(f"{path} cannot be read ({what}): name a .{kind} file, as {kind}:PATH")
     return path
 
 

@@ -144,8 +144,8 @@ def sums_within_one(highest: float, table: Any, instead: str) -> None:
 
     Rounding each entry to a type moves it by at most half the spacing, relatively, and so the whole row: by 2^-11 in
     float16, 2^-8 in bfloat16. Four times that, 0.002 and 0.016, is allowed for a softmax that was itself computed so.
-    A wider type gets that slack only if every one of its values is one of the narrower type's, as they are after a cast:
-    others that sum to 1.001 are no probabilities.
+    A wider type gets that slack only if all its values are also the narrower type's, as they are after a cast: others
+    that sum to 1.001 are no probabilities.
     """
     if highest > 1 + SUM_SLACK and highest > 1 + max((2 * SPACING[name] for name in kept_in(table)), default=0.0):
         raise EowError(f"probs has a row that sums to {highest:.6g}: give probabilities, or use {instead}.")
@@ -157,7 +157,7 @@ def kept_in(table: Any) -> set[str]:
     def of_block(block: np.ndarray, _: slice) -> set[str]:
         single = block.astype(np.float32)
         cut = (single.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)  # bfloat16 is float32's upper half
-        halves = {"float16": single.astype(np.float16), "bfloat16": cut}
+        halves: dict[str, np.ndarray] = {"float16": single.astype(np.float16), "bfloat16": cut}
         return {name for name, half in halves.items() if np.array_equal(half.astype(np.float64), block)}
 
     return set.intersection(*over_rows(of_block, table))

@@ -15,7 +15,6 @@ from eow.errors import EowError
 from eow.metrics.checks import as_array, finite, same_length
 from eow.metrics.resampling import METRICS, as_numpy, replicates
 
-
 FEWEST = 10  # samples whose resampling says anything: see paired_difference
 
 

@@ -21,7 +21,7 @@ def differences(bunch: Bunch, rate: float | None) -> Table | None:
     for group in bunch.groups:
         if group is vanilla or [run.seed for run in group.runs] != seeds:
             continue
-        found = compare([run.folder for run in group.runs], [run.folder for run in vanilla.runs], rate)
+        found = compare([run.folder for run in group.runs], [run.folder for run in vanilla.runs], rate, unknowns=False)
         rows.append([name_of(group), *(cell for line in found for cell in difference_cells(line))])
     if not rows:
         return None
