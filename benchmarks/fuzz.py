@@ -58,7 +58,7 @@ def again(folder: Path, name: str, seed: int, index: int) -> None:
 
 
 def guided(folder: Path, seconds: float, seed: int, only: str, keep: Path) -> Iterator[dict]:
-    """One row a case: atheris chooses bytes and mutators for the lines of eow and Pillow that they reach.
+    """One row a case: atheris chooses bytes and mutators for the lines of eow, Pillow and tomllib that they reach.
 
     A case is a process of its own, for libFuzzer ends the one that it runs in. Files that failed lie under `keep`.
     """
@@ -66,7 +66,7 @@ def guided(folder: Path, seconds: float, seed: int, only: str, keep: Path) -> It
         import atheris
     except ImportError:
         sys.exit("atheris is not installed: the seeded fuzzer does without it")
-    with atheris.instrument_imports(include=["eow", "PIL"]):
+    with atheris.instrument_imports(include=["eow", "PIL", "tomllib"]):
         from fuzz_cases import make_cases
 
         cases = make_cases(folder)
@@ -185,7 +185,12 @@ def table(result: dict) -> str:
 
 
 def record(result: dict, title: str, command: str) -> str:
-    state = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    state = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
     return (
         f"# {title}, seed {result['seed']}\n\n{table(result)}\n\n"
         f"Crashes: {result['crashed'] or 'none'}. Peak memory of the reading process: {result['peak_mb']} MB.\n\n"
@@ -228,6 +233,7 @@ def main() -> None:
     else:
         name, title, words = "fuzz", "Mutated files", f"--count {chosen.count}"
         result = run(chosen.count, chosen.seed, chosen.only)
+    words += f" --seed {chosen.seed}" if chosen.seed else ""
     print(table(result))
     for row in result["cases"]:
         for failure in row["failures"][:10]:

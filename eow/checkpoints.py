@@ -39,7 +39,7 @@ def restore(training: Training, folder: Path, place: Place, data_hash: str) -> i
         training.restore(state)
     except EowError:
         raise
-    except (KeyError, TypeError, RuntimeError, ValueError) as error:
+    except (KeyError, TypeError, RuntimeError, ValueError, OverflowError) as error:
         raise EowError(
             f"the checkpoint in {folder} does not fit this model ({error}): start again in another folder"
         ) from None

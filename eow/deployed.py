@@ -35,8 +35,8 @@ WITH_ONNX = "install what it needs with `pip install 'eow[onnx]'`"
 
 @dataclass(frozen=True)
 class Card:
-    """What the metadata says. `lam` is None for methods without an unknown logit, `certificate` for a threshold that
-    nobody certified."""
+    """What the metadata says. `odds`, the prior odds of unknown, is None for methods without it,
+    `certificate` for a threshold that nobody certified."""
 
     method: str
     classes: tuple[str, ...]
@@ -45,7 +45,7 @@ class Card:
     threshold: float | None
     certificate: dict[str, Any] | None
     unknown_rate: float | None
-    lam: float | None
+    odds: float | None
     provenance: dict[str, Any]
 
 
@@ -73,12 +73,12 @@ def read_card(texts: dict[str, str]) -> Card:
         raise ValueError(f"inputs of {said['dtype']!r} and shape {said['shape']!r}")
     if not isinstance(said["certificate"], dict | None):
         raise ValueError("a certificate that is none")
-    for key, highest in (("threshold", 1.0), ("unknown_rate", 1.0), ("lam", math.inf)):
+    for key, highest in (("threshold", 1.0), ("unknown_rate", 1.0), ("odds", math.inf)):
         value = said[key]
         if value is not None and not (type(value) in (int, float) and 0 <= value <= highest and value < math.inf):
             raise ValueError(f"{key} is {value!r}")
-    if said["lam"] == 0 or said["unknown_rate"] == 1 or (said["lam"] is None and said["unknown_rate"] is not None):
-        raise ValueError(f"an unknown rate of {said['unknown_rate']!r} with λ {said['lam']!r}")
+    if said["odds"] == 0 or said["unknown_rate"] == 1 or (said["odds"] is None and said["unknown_rate"] is not None):
+        raise ValueError(f"an unknown rate of {said['unknown_rate']!r} with odds {said['odds']!r}")
     return Card(**{**said, "classes": tuple(said["classes"]), "shape": tuple(said["shape"])})
 
 
@@ -128,15 +128,15 @@ class Deployed:
         """For another unknown rate: adding to the unknown logit multiplies the odds of unknown, all classes keep
         theirs."""
         card = self.card
-        if card.lam is None:
+        if card.odds is None:
             raise EowError(
                 f"an unknown rate replaces the λ of an unknown logit, and {self.path} ({card.method}) knows of none: "
                 "leave the rate out, or export a model of eow"
             )
         if card.unknown_rate == 0:
             raise EowError(f"{self.path} was exported for an unknown rate of 0, which leaves no unknown: export again")
-        before = 0.0 if card.unknown_rate is None else prior_shift(card.unknown_rate, card.lam)
-        u, p = unknown.astype(np.float64) * math.exp(prior_shift(rate, card.lam) - before), probs.astype(np.float64)
+        before = 0.0 if card.unknown_rate is None else prior_shift(card.unknown_rate, card.odds)
+        u, p = unknown.astype(np.float64) * math.exp(prior_shift(rate, card.odds) - before), probs.astype(np.float64)
         known = p.sum(1)
         lost = (known < FAINTEST) & ~(known < 1e-6 * (known + u))
         if lost.any():

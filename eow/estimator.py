@@ -170,7 +170,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         place = Place(pick_device(chosen["device"]))
         # A network that knows "unknown" would forget it before late chains come; and early stopping may be earlier.
         late = model is None and held_out is None
-        options = EOWOptions(lam=chosen["lam"], start_epoch=0.3 if late else 0, **CHAINS)
+        options = EOWOptions(lam=chosen["lam"], unknown_rate="trained", start_epoch=0.3 if late else 0, **CHAINS)
         with own_randomness(place.device, seed):
             if model is None:
                 hidden = chosen["hidden_layer_sizes"]

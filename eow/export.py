@@ -128,9 +128,11 @@ def make_card(run: Run, threshold: float | None, certificate: dict[str, Any] | N
         }  # fmt: skip
     except (KeyError, TypeError):
         raise EowError(f"{run.folder / 'summary.json'} is damaged: train the run again") from None
-    lam = float(run.config.method.lam) if run.method.extra_outputs else None
+    odds = float(run.config.method.odds) if run.method.extra_outputs else None
     dtype = "uint8" if len(run.in_shape) == 3 else "float32"
-    return Card(run.config.method.name, run.classes, run.in_shape, dtype, threshold, certificate, rate, lam, provenance)
+    return Card(
+        run.config.method.name, run.classes, run.in_shape, dtype, threshold, certificate, rate, odds, provenance
+    )
 
 
 def comparison_inputs(run: Run, on: np.ndarray | str | Path | None, root: str | None) -> tuple[list[np.ndarray], str]:

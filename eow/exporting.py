@@ -53,16 +53,16 @@ def export_model(
     error. `classes` are names for the metadata, else "0", "1" and so on. The format is onnx (.onnx) or torch (.pt2).
     """
     path, own = named(path, format), network(model)
-    lam = float(model.options.lam if isinstance(model, Method) else getattr(model, "lam", 0.0))
-    if lam <= 0 and (unknown_rate is not None or hasattr(own, "lam")):
-        raise EowError("the model's unknown logit has not been trained, so it has no λ yet: eow.fit it first")
+    odds = float(model.options.odds if isinstance(model, Method) else getattr(model, "odds", 0.0))
+    if odds <= 0 and (unknown_rate is not None or hasattr(own, "odds")):
+        raise EowError("the model's unknown logit has not been trained, so it has no prior odds yet: eow.fit it first")
     if threshold is not None and not 0 <= threshold <= 1:
         raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
     x = inputs_of(example, torch.float32, getattr(own, "integers", False)).detach().cpu()
     check_finite(x)
     if x.dim() < 2 or not len(x):
         raise EowError(f"the example is of shape {tuple(x.shape)}: pass a batch of inputs, x[None] for a single one")
-    shift = None if unknown_rate is None else prior_shift(unknown_rate, lam)
+    shift = None if unknown_rate is None else prior_shift(unknown_rate, odds)
     inputs, expected = in_batches(x.numpy()), []
     for part in inputs:
         said = ask(own, torch.from_numpy(part), shift)
@@ -74,7 +74,7 @@ def export_model(
         raise EowError(f"there are {len(names)} class names for the model's {count} classes: give one a class")
     made_with = {"exported_with": {"eow": __version__, "torch": torch.__version__}}
     dtype = str(x.dtype).removeprefix("torch.")
-    card = Card("eow", names, tuple(x.shape[1:]), dtype, threshold, None, unknown_rate, lam or None, made_with)
+    card = Card("eow", names, tuple(x.shape[1:]), dtype, threshold, None, unknown_rate, odds or None, made_with)
     graph = Answering(own, shift, threshold).eval().requires_grad_(False)
     try:
         return {**kept(graph, card, path, format, inputs, expected), "compared_on": "the example"}

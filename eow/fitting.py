@@ -22,7 +22,7 @@ from eow.methods import Method, method_named
 from eow.methods.eow import EOW
 from eow.models import SplitModel
 from eow.models.surgery import UpgradedModel
-from eow.objective import OutlierEOW, floating_type, needs_split, raise_unknown
+from eow.objective import OutlierEOW, begin, floating_type, needs_split
 from eow.seeds import derive, own_randomness
 from eow.training import Training
 
@@ -91,12 +91,14 @@ def fit(
         raise EowError("every parameter of the model is frozen: set requires_grad for those that are to be trained")
     training = Training(trained, batches, settings, place, seed, bar=training_bar(progress))
     if isinstance(model, UpgradedModel) and isinstance(trained, EOW):
-        if not model.lam:
-            trained.stream.manual_seed(derive("raise", seed))
-            raise_unknown(trained, x, y)
-        model.lam.fill_(chosen.lam)
+        trained.stream.manual_seed(derive("raise", seed))
+        begin(model, trained, x, y)
     for _ in training.epochs():
         pass
+    if isinstance(trained, EOW):
+        trained.finish(batches, None)
+        if isinstance(model, UpgradedModel):
+            model.odds.fill_(chosen.odds)
     return trained.eval()
 
 

@@ -4,6 +4,8 @@ Not torchrun itself: it answers a signal with tracebacks, and does not wait for 
 """
 
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +17,9 @@ from eow import stopping
 from eow.errors import EowError
 
 PATIENCE = 3.0  # seconds for processes to write their checkpoint before they are killed
+LEFT = 75  # the exit code of a process that another one has left alone
+# What gloo and NCCL say then; they have no class of their own for it.
+PARTED = re.compile("closed by peer|reset by peer|Broken pipe|Socket closed|likely closed|remote process exited")
 
 
 def launch(devices: int, arguments: list[str]) -> int:
@@ -37,22 +42,37 @@ def launch(devices: int, arguments: list[str]) -> int:
             for rank in range(devices):
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "eow", *arguments],
+                        [sys.executable, "-m", "eow.launching", *arguments],
                         env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                         start_new_session=True,  # a terminal's Ctrl-C reaches this process alone
                     )
                 )
             while any(process.poll() is None for process in processes) and not failure(processes):
                 time.sleep(0.05)
-            return failure(processes)
+            code = failure(processes)
+            if code < 0 or (code == 0 and any(process.returncode == LEFT for process in processes)):
+                why = f"one was ended by {signal.Signals(-code).name}" if code else "they lost each other"
+                raise EowError(f"the {devices} processes did not end well, {why}: go on with --resume")
+            return code
     finally:
         end(processes)
 
 
+def member() -> None:
+    """One of the processes. Where another one has ended, it is that one who says why."""
+    from eow.cli import main
+
+    try:
+        main()
+    except RuntimeError as error:
+        if not PARTED.search(str(error)):
+            raise
+        os._exit(LEFT)
+
+
 def failure(processes: list["subprocess.Popen[bytes]"]) -> int:
-    """The exit code of the first process that has failed; 0 while there is none."""
-    codes = [process.poll() or 0 for process in processes]
-    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+    """The exit code of the first process that has failed by itself; 0 while there is none."""
+    return next((code for process in processes if (code := process.poll()) not in (None, 0, LEFT)), 0)
 
 
 def end(processes: list["subprocess.Popen[bytes]"]) -> None:
@@ -66,3 +86,7 @@ def end(processes: list["subprocess.Popen[bytes]"]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+if __name__ == "__main__":
+    member()

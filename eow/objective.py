@@ -9,6 +9,7 @@ An upgraded model's unknown logit lies so low that a few epochs would hardly lif
 set to where the gradient of this objective with respect to it is zero on the first batch.
 """
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -61,6 +62,16 @@ def raise_unknown(method: EOW, x: Tensor, y: Tensor) -> None:
         model.head.bias[-1] += shift
 
 
+def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:
+    """Bring an upgraded model's unknown logit to the prior odds of the training that now begins."""
+    if not model.odds:
+        raise_unknown(method, x, y)
+    else:
+        with torch.no_grad():
+            model.head.bias[-1] += math.log(method.options.lam) - model.odds.log()
+    model.odds.fill_(method.options.lam)
+
+
 def in_parallel() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
@@ -82,7 +93,9 @@ class OpenWorldLoss(nn.Module):
         if "start_epoch" in options:
             raise EowError("a loss knows no epochs: leave start_epoch out, and use cross-entropy until you want it")
         self.model, self.seed = model, seed
-        self.options = build(EOWOptions, options, "loss")
+        if "unknown_rate" in options:
+            raise EowError("a loss knows no end of training: leave unknown_rate out, and give it to eow.predict")
+        self.options = build(EOWOptions, {**options, "unknown_rate": "trained"}, "loss")
         self.classes = model.head.out_features - EOW.extra_outputs
         self.last: dict[str, Tensor] = {}
         # In a list: registered, the method would put the model into the state dict a second time.
@@ -122,9 +135,7 @@ class OpenWorldLoss(nn.Module):
             made.prepare(x.device, rank)
             made.stream.manual_seed(derive("loss", self.seed, rank))
             if isinstance(self.model, UpgradedModel):
-                if not self.model.lam:
-                    raise_unknown(made, x, y)
-                self.model.lam.fill_(self.options.lam)
+                begin(self.model, made, x, y)
             self._method = [made]
         return self._method[0]
 

@@ -32,7 +32,7 @@ def predict(
 
     `model` is an upgraded model, a SplitModel of K+1 logits, or the method that `eow.fit` returns; `x` a tensor, an
     array, or a loader or torch Dataset of inputs or (inputs, labels). `unknown_rate` is the share of unknowns to
-    expect, in place of the prior odds λ of training. With a `threshold` the label is -1 where the confidence is below
+    expect, in place of what training ended with. With a `threshold` the label is -1 where the confidence is below
     it; without one, where "unknown" is the most probable of the K+1 answers. The results lie where a tensor `x` lies,
     else on the CPU.
     """
@@ -54,12 +54,12 @@ def predict(
 
 
 def odds(model: SplitModel) -> float:
-    """The λ the model was trained with, which is what an unknown rate replaces."""
-    lam = float(getattr(model, "lam", 0.0))
-    if lam <= 0:
-        raise EowError("an unknown rate replaces the λ of training, which this model does not know: eow.fit it first, "
-                       "or pass the method that eow.fit returned")  # fmt: skip
-    return lam
+    """The prior odds of unknown that the model has learnt, which is what an unknown rate replaces."""
+    learnt = float(getattr(model, "odds", 0.0))
+    if learnt <= 0:
+        raise EowError("an unknown rate replaces the prior odds of training, which this model does not know: eow.fit "
+                       "it first, or pass the method that eow.fit returned")  # fmt: skip
+    return learnt
 
 
 def ask(model: SplitModel, x: Tensor, shift: float | None) -> Prediction:

@@ -60,7 +60,7 @@ class Predictions:
             raise EowError(
                 f"{self.manifest['method']} has no unknown logit: leave the unknown rate out, or train with eow"
             )
-        return self.logits, prior_shift(rate, self.manifest["lam"])
+        return self.logits, prior_shift(rate, self.manifest["odds"])
 
     def at_unknown_rate(self, rate: float) -> "Predictions":
         """The same predictions for an expected share `rate` of unknowns: the unknown logit is shifted, nothing is run
@@ -137,10 +137,10 @@ def fault_of(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> str | N
     classes, logits = arrays["probs"].shape[1], arrays.get("logits")
     if logits is not None and logits.shape[1] not in (classes, classes + 1):
         return f"{logits.shape[1]} logits for {classes} classes"
-    lam = manifest.get("lam")
-    absent = lam is None and (logits is None or logits.shape[1] == classes)  # only an unknown logit needs it
-    if not absent and not (isinstance(lam, int | float) and lam > 0):
-        return f"its header says that λ is {lam!r}"
+    odds = manifest.get("odds")
+    absent = odds is None and (logits is None or logits.shape[1] == classes)  # only an unknown logit needs it
+    if not absent and not (isinstance(odds, int | float) and odds > 0):
+        return f"its header says that the odds of unknown are {odds!r}"
     return None
 
 
@@ -169,7 +169,7 @@ def predict_set(run: "Run", name: str, dataset: "Dataset") -> Predictions:
     device = next(run.method.parameters()).device
     arrays = compute(run.method, dataset, run.transform, device, run.config.seed)
     manifest = {
-        "name": name, "key": key, "method": run.config.method.name, "lam": getattr(run.config.method, "lam", None),
+        "name": name, "key": key, "method": run.config.method.name, "odds": getattr(run.config.method, "odds", None),
         "seed": run.config.seed,
         "data": dataset.name, "split": dataset.split, "data_hash": dataset.hash, "official": dataset.official,
         "weights": run.weights_hash, "classes": list(run.classes), "config": to_table(run.config),

@@ -161,8 +161,8 @@ def locked(folder: Path) -> Iterator[None]:
             take_lock(file, folder)
         except OSError as error:
             raise EowError(
-                f"{folder} cannot be locked: {error.strerror or error}; make .lock there a file that you may write, "
-                "or choose another folder"
+                f"{folder} cannot be locked: {error.strerror or error}; .lock there must be a file that can be written: "
+                "see to that, or choose another folder"
             ) from None
         yield
 

@@ -42,7 +42,7 @@ class Graph(nn.Module):
                 "repeat its answers: train it without noise, or predict with the run itself"
             )
         self.method: Method = run.method
-        self.shift = None if unknown_rate is None else prior_shift(unknown_rate, run.config.method.lam)
+        self.shift = None if unknown_rate is None else prior_shift(unknown_rate, run.config.method.odds)
         self.threshold = threshold
         shape = (1, -1) + (1,) * (len(run.in_shape) - 1)
         self.mean: Tensor

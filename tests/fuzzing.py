@@ -3,8 +3,8 @@
 `mutated(data, form, random)` changes a whole file: its bytes, or what lies under them (the JSON in a safetensors
 header, the members of a zip, a PNG's chunks with their sums put right), so that the damage gets past the first check.
 `fuzz` gives such files to a reader, one after the other. A file may load or be refused with an EowError of one line
-and nothing else: another exception, more than LIMIT_S seconds, something printed, a file written outside the sandbox, a
-program started, a connection or an unpickled name is a failure. File number i of a case is the same whatever else is run.
+and nothing else: another exception, more than LIMIT_S seconds, a word printed, a file written outside the sandbox, a
+program started, a connection or an unpickled name is a failure. File number i of a case is the same whatever else runs.
 """
 
 import contextlib

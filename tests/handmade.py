@@ -39,11 +39,11 @@ def write_run(folder: Path, sets: dict[str, dict[str, np.ndarray]], **manifest: 
     """The folder of a finished run that has said this, by the sets' names."""
     for name, arrays in sets.items():
         known = {
-            "name": name, "key": "k", "method": "eow", "lam": LAM, "seed": 0, "data_hash": name,
+            "name": name, "key": "k", "method": "eow", "odds": LAM, "seed": 0, "data_hash": name,
             "config": {"data": {"name": "cifar10"}}, **manifest,
         }  # fmt: skip
         if arrays["logits"].shape[1] == CLASSES:
-            known["method"], known["lam"] = manifest.get("method", "vanilla"), None
+            known["method"], known["odds"] = manifest.get("method", "vanilla"), None
         write(folder / "predictions" / file_name(name), arrays, known)
     (folder / "summary.json").write_text(json.dumps({}))
     return folder

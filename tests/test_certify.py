@@ -271,7 +271,7 @@ def saying(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             h[:, -1],
             labels,
             logits.astype(np.float32),
-            {"lam": LAM, "method": "eow"},
+            {"odds": LAM, "method": "eow"},
         )
         monkeypatch.setattr(predictions, "predict_set", lambda run, name, part: said)
         return folder

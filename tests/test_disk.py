@@ -7,12 +7,15 @@ A small tmpfs is mounted where that is allowed (by root), for permission bits do
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from eow import runs, storage
+from eow.bench import bench, engines
+from eow.bench.grid import read_grid
 from eow.config import RunConfig, resolve
 from eow.errors import EowError
 from eow.evaluate import evaluate
@@ -61,6 +64,13 @@ def fill(disk: Path) -> Path:
             except OSError:
                 continue
     assert os.statvfs(disk).f_bavail == 0
+    return filler
+
+
+def leave(disk: Path, size: int) -> Path:
+    """A file that takes all the room there is but `size` bytes."""
+    state, filler = os.statvfs(disk), disk / "filler"
+    filler.write_bytes(bytes(state.f_bavail * state.f_bsize - size))
     return filler
 
 
@@ -176,3 +186,80 @@ def test_a_folder_that_becomes_read_only_keeps_its_checkpoint(
     monkeypatch.undo()
     runs.train(config(), folder, resume=True, progress=False)
     assert all((whole / name).read_bytes() == (folder / name).read_bytes() for name in FILES)
+
+
+# Several processes
+
+GRID = """
+[grid]
+name = "x"
+title = "X"
+methods = ["vanilla"]
+seeds = 2
+columns = ["accuracy"]
+[settings.data]
+name = "digits"
+[settings.model]
+hidden = [16]
+[settings.train]
+epochs = 2
+checkpoint_every = 1
+[quick]
+"""
+
+
+def test_a_disk_that_fills_up_under_a_bench_fails_cells_and_not_the_next_bench(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is room for one of two cells that train at once, and their checkpoints, at most."""
+    file, out = tmp_path / "grid.toml", small_disk / "out"
+    file.write_text(GRID)
+    cells = read_grid(file, "quick").cells
+    for cell in cells:
+        runs.train(cell.config, tmp_path / cell.name, progress=False)
+    filler, failed = leave(small_disk, 110_000), []
+    said = sentence(lambda: failed.extend(bench(file, out, jobs=2)["failed"]))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"failed: vanilla, seed [01]: \S+ cannot be \w+: No space left on device", shown), shown
+    if not failed:  # then there was no room for the table either
+        assert re.fullmatch(r"\S*table\.\w+ cannot be written: No space left on device; free the space.*", said)
+    assert all(intact(out / "runs" / cell.name) >= -1 for cell in cells)
+    filler.unlink()
+    assert bench(file, out, jobs=2)["failed"] == []
+    for cell in cells:
+        for name in FILES[:2]:
+            assert (out / "runs" / cell.name / name).read_bytes() == (tmp_path / cell.name / name).read_bytes()
+    assert not [path for path in out.rglob(".*") if path.name != ".lock"]
+
+
+def test_a_cell_does_not_wait_for_a_lock_that_nobody_holds(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (small_disk / "run").mkdir()
+    fill(small_disk)
+    monkeypatch.setattr(engines.time, "sleep", lambda _: pytest.fail("it waits"))
+    engines.wait_for(small_disk / "run")
+
+
+def test_a_disk_that_fills_up_under_two_processes_is_said_once(small_disk: Path, tmp_path: Path) -> None:
+    """There is room for the first checkpoint of both, and not for a second beside it."""
+
+    def begin(out: Path, *more: str) -> "subprocess.Popen[str]":
+        words = ["--data", "digits", "--devices", "2", "--epochs", "3", "--quiet", "--out", str(out), *more]
+        for setting in ("model.hidden=[16]", "method.start=buffer", "method.buffer_size=100", "method.start_epoch=1",
+                        "train.checkpoint_every=1", "train.batch=32"):  # fmt: skip
+            words += ["--set", setting]
+        return subprocess.Popen([sys.executable, "-m", "eow", "train", *words], stderr=subprocess.PIPE, text=True)
+
+    filler = leave(small_disk, 80_000)
+    undisturbed, stopped = begin(tmp_path / "whole"), begin(small_disk / "run")
+    said = stopped.communicate(timeout=200)[1]
+    whole = undisturbed.communicate(timeout=200)[1]
+    assert undisturbed.returncode == 0, whole
+    assert "Traceback" not in said, said
+    [error] = [line for line in said.splitlines() if line.startswith("error")]
+    assert re.fullmatch(r"error: \S+checkpoint-rank1-1\.safetensors cannot be written: No space left .*", error), said
+    assert stopped.returncode == 2
+    assert intact(small_disk / "run") == 0
+    filler.unlink()
+    assert begin(small_disk / "run", "--resume").wait(200) == 0
+    for name in ("weights.safetensors", "predictions/test.safetensors", "config.json"):
+        assert (small_disk / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -26,7 +26,7 @@ def raised(model: UpgradedModel, lam: float = 0.1) -> UpgradedModel:
     with torch.no_grad():
         model.head.bias[-1] += 16
         model.head.weight[-1] += 0.3 * torch.randn_like(model.head.weight[-1])
-    model.lam.fill_(lam)
+    model.odds.fill_(lam)
     return model
 
 
@@ -75,7 +75,7 @@ def test_threshold_and_unknown_rate_are_in_the_file_and_can_be_set_anew(
         agree(loaded.predict(x.numpy(), **anew), eow.predict(features, x, **anew))
         card = loaded.card
         assert (card.threshold, card.unknown_rate) == (wish.get("threshold"), wish.get("unknown_rate"))
-        assert (card.classes, card.lam) == (("a", "b", "c"), pytest.approx(0.1))
+        assert (card.classes, card.odds) == (("a", "b", "c"), pytest.approx(0.1))
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     assert [each.name for each in session.get_outputs()] == OUTPUTS
     assert len(session.run(None, {"inputs": x[:1].numpy()})[0]) == 1
@@ -93,7 +93,7 @@ def test_what_fit_returned_and_the_torch_format(tmp_path: Path) -> None:
         program = torch.export.load(tmp_path / "m.pt2", extra_files=extra).module()
         said = {name: value.numpy() for name, value in program(torch.from_numpy(inputs)).items()}
         agree(deployed.Answers(**said), eow.predict(model, torch.from_numpy(inputs), unknown_rate=0.3))
-        assert json.loads(extra["eow.json"])["lam"] == 0.5
+        assert json.loads(extra["eow.json"])["odds"] == 0.5
     assert model.training  # nothing of the caller's model is touched
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())

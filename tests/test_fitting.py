@@ -228,7 +228,18 @@ def test_fit_is_reproducible_and_remembers_its_odds(trained: nn.Module, digits: 
         fit(upgraded, loader(digits), epochs=1, lam=0.2, seed=3)
         results.append(upgraded.state_dict())
     assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
-    assert float(results[0]["lam"]) == pytest.approx(0.2)
+    assert float(results[0]["odds"]) == pytest.approx(0.2)
+
+
+def test_a_second_fit_begins_at_its_own_odds(trained: nn.Module, digits: dict[str, Tensor]) -> None:
+    """One step at a rate of almost nothing: the unknown's bias moves by the quotient of the odds alone."""
+    model, x, y = upgrade(trained), digits["x"][:64], digits["y"][:64]
+    method = fit(model, (x, y), epochs=1, lam=0.2, unknown_rate=0.01)
+    assert float(model.odds) == pytest.approx(0.01 / 0.99) == method.options.odds
+    before = model.head.bias[-1].item()
+    fit(model, (x, y), epochs=1, lam=0.5, lr=1e-9)
+    assert model.head.bias[-1].item() - before == pytest.approx(math.log(0.5 / (0.01 / 0.99)), abs=1e-5)
+    assert float(model.odds) == 0.5
 
 
 def balanced(model: UpgradedModel, loss: OpenWorldLoss, x: Tensor, y: Tensor) -> tuple[float, float]:
@@ -245,7 +256,7 @@ def test_the_first_batch_raises_the_unknown_to_its_balance(trained: nn.Module, d
     x, y = digits["x"], digits["y"]
     model = upgrade(trained)
     loss = OpenWorldLoss(model, chains=400)
-    assert float(model.lam) == 0
+    assert float(model.odds) == 0
     data, negatives = balanced(model, loss, x, y)
     assert data == pytest.approx(negatives, rel=0.15)
     assert 0.01 < data < 0.1
@@ -343,6 +354,8 @@ def test_the_loss_checks_what_it_is_given(call, sentence: str) -> None:
 
 
 def test_the_loss_checks_its_settings() -> None:
+    with pytest.raises(EowError, match="leave unknown_rate out"):
+        OpenWorldLoss(small_model(), unknown_rate=0.1)
     with pytest.raises(EowError, match=r"loss\.lamda: did you mean loss\.lam"):
         OpenWorldLoss(small_model(), lamda=1.0)
     with pytest.raises(EowError, match="knows no epochs"):
@@ -378,7 +391,7 @@ def test_an_unknown_rate_replaces_the_odds_of_training() -> None:
     x = torch.randn(6, 4, dtype=torch.float64)
     with pytest.raises(EowError, match=r"does not know: eow\.fit it first"):
         predict(model, x, unknown_rate=0.1)
-    model.lam.fill_(0.2)
+    model.odds.fill_(0.2)
     with torch.no_grad():
         model.head.bias[-1] += 15
     before, after = predict(model, x), predict(model, x, unknown_rate=0.3)
@@ -439,7 +452,7 @@ def test_a_closed_method_answers_and_abstains_by_threshold_alone() -> None:
 )
 def test_predict_checks_what_it_is_given(call, sentence: str) -> None:
     model = upgrade(nn.Linear(4, 3))
-    model.lam.fill_(0.1)
+    model.odds.fill_(0.1)
     with pytest.raises(EowError, match=sentence):
         call(model, torch.from_numpy(blobs()[0]))
 

@@ -22,16 +22,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fuzzing import FORMS, mutated, png_chunk
 from handmade import spoken, write_run
 from safetensors import safe_open
 
-from eow import cli, config, runs, storage
+from eow import checkpoints, cli, config, deployed, runs, storage
 from eow.console import print_table
-from eow.data import files, load
+from eow.data import fetch, files, load
 from eow.data.catalog import CATALOG
 from eow.data.inputs import read_inputs
+from eow.distributed import Place
 from eow.errors import EowError
+from eow.export import export
 from eow.plain import no_formula, printable
 from eow.predictions import file_name
 from eow.report import report
@@ -271,6 +274,93 @@ def test_a_report_refuses_a_log_of_another_make(run: Path, tmp_path: Path, line:
     (tmp_path / "run" / "log.jsonl").write_text(line)
     with pytest.raises(EowError, match=r"log\.jsonl is damaged"):
         report([tmp_path / "run"], tmp_path / "page.html")
+
+
+# What atheris has found
+
+
+def test_an_archive_whose_members_have_no_name_or_none_that_is_text(tmp_path: Path) -> None:
+    """zipfile ends in an IndexError and a UnicodeDecodeError."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("top/é", b"x" * 100)
+    data, name = packed.getvalue(), "top/é".encode()
+    nameless = b"".join((zip_local(b""), zip_central(b""), zip_end(46, 30)))
+    for content, word in (
+        (nameless, "member '' is a link, a device, nameless"),
+        (data.replace(name, b"top/\xff\xff"), "codec can't decode"),
+        (data, ""),
+    ):
+        (tmp_path / "x.zip").write_bytes(content)
+        with pytest.raises(EowError, match=word) if word else contextlib.nullcontext():
+            fetch._unpack_folder(tmp_path / "x.zip", "top", tmp_path)
+        assert (tmp_path / "top").exists() == (not word)
+
+
+def test_an_archive_that_asks_for_a_dictionary_of_4_gigabytes(tmp_path: Path) -> None:
+    """13 bytes of .lzma under a name in .tar.gz; a member of a zip packed with LZMA."""
+    (tmp_path / "x.tar.gz").write_bytes(b"\x5d" + b"\xff" * 12)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("top/a", b"x" * 100)
+    data = (tmp_path / "x.zip").read_bytes()
+    place = data.index(b"top/a") + 5 + 5  # behind the name, the versions and one byte
+    (tmp_path / "x.zip").write_bytes(data[:place] + b"\xff" * 4 + data[place + 4 :])
+    for name, word in (("x.tar.gz", "not a gzip file"), ("x.zip", "'top/a' is packed in an unusual way")):
+        read = lambda name=name: fetch._unpack_folder(tmp_path / name, "top", tmp_path)  # noqa: E731
+        assert peak_of(read, word) < 1 << 20
+    assert not (tmp_path / "top").exists()
+
+
+def zip_local(name: bytes) -> bytes:
+    return struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 33, 0, 0, 0, len(name), 0) + name
+
+
+def zip_central(name: bytes) -> bytes:
+    return struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0) + name
+
+
+def zip_end(size: int, start: int) -> bytes:
+    return struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, size, start, 0)
+
+
+def test_an_idx_file_of_no_images_that_are_huge(tmp_path: Path) -> None:
+    """Nothing times anything is nothing, but numpy makes no array of that shape."""
+    images, labels = (tmp_path / file.path for file in CATALOG["mnist"].test)
+    images.parent.mkdir(parents=True)
+    images.write_bytes(struct.pack(">4I", 0x803, 0, 2**32 - 1, 2**32 - 1))
+    labels.write_bytes(struct.pack(">2I", 0x801, 0))
+    with pytest.raises(EowError, match=r"holds nothing, as its header \(0, 4294967295, 4294967295\) says"):
+        load("mnist", tmp_path, "test", allow_unofficial=True)
+
+
+def test_a_checkpoint_of_no_countable_epoch(tmp_path: Path) -> None:
+    place = Place(torch.device("cpu"), 0, 1)
+    wanted = config.resolve({"model": {"hidden": [4]}, "train": {"epochs": 1}})
+    _, training = runs.prepare(wanted, place, progress=False)
+    checkpoints.save(training, tmp_path, place, 0, "data")
+    state, header = storage.read_tensors(tmp_path / "checkpoint.safetensors")
+    for key in ("epoch", "rollbacks"):
+        storage.write_tensors(tmp_path / "checkpoint.safetensors", state, {**header, key: float("inf")})
+        with pytest.raises(EowError, match="does not fit this model"):
+            checkpoints.restore(training, tmp_path, place, "data")
+
+
+def test_an_onnx_file_with_a_name_that_is_no_text_is_refused_in_silence(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """onnxruntime fails over it, prints four lines and tries again, unless it is told not to."""
+    export(run, tmp_path / "x.onnx")
+    capfd.readouterr()
+    data = (tmp_path / "x.onnx").read_bytes()
+    for kind in (b"Gemm", b"Softmax", b"ArgMax", b"ReduceMax"):
+        if kind in data:
+            (tmp_path / "x.onnx").write_bytes(data.replace(kind, b"\xc1" + kind[1:]))
+            with pytest.raises(EowError, match=r"x\.onnx is damaged"):
+                deployed.load(tmp_path / "x.onnx")
+            assert capfd.readouterr().out == ""
+            break
+    else:
+        pytest.fail("the graph has none of these")
 
 
 # The command line

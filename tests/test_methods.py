@@ -213,3 +213,30 @@ def test_wrong_options_are_refused(wrong: dict) -> None:
 def test_one_class_is_no_problem_to_solve() -> None:
     with pytest.raises(EowError, match="at least 2 classes"):
         METHODS["vanilla"](small_model(classes=1, extra=0), METHODS["vanilla"].Options(), 1, (4,))
+
+
+def test_an_unknown_rate_of_training_is_that_of_prediction() -> None:
+    """What `finish` leaves in the bias is what `predict` at that rate says of the network as trained, and another
+    rate starts from there."""
+    x, _ = batch()
+    trained, finished = make(lam=0.3), make(lam=0.3, unknown_rate=0.02)
+    finished.finish(None, None)
+    for rate in (None, 0.1):
+        expected, said = trained.predict(x, 0.02 if rate is None else rate), finished.predict(x, rate)
+        torch.testing.assert_close(said.unknown, expected.unknown)
+        torch.testing.assert_close(said.probs, expected.probs)
+    assert finished.options.odds == pytest.approx(0.02 / 0.98)
+    assert trained.options.odds == 0.3
+
+
+def test_without_a_rate_the_end_of_training_changes_nothing() -> None:
+    method = make()
+    before = method.model.head.bias.clone()
+    method.finish(None, None)
+    assert torch.equal(method.model.head.bias, before)
+
+
+@pytest.mark.parametrize("rate", [0, 1, -0.1, math.nan, "often"])
+def test_an_unknown_rate_is_a_share(rate: object) -> None:
+    with pytest.raises(EowError, match=r"method\.unknown_rate"):
+        make(unknown_rate=rate)

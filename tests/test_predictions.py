@@ -17,7 +17,7 @@ from eow.evaluate import evaluate
 from eow.predictions import file_name, predict_set, read, write
 from eow.runs import load, train
 
-MANIFEST: dict[str, Any] = {"name": "test", "key": "k", "method": "eow", "lam": 0.1}
+MANIFEST: dict[str, Any] = {"name": "test", "key": "k", "method": "eow", "odds": 0.1}
 
 
 def arrays(count: int = 5, classes: int = 3) -> dict[str, np.ndarray]:
@@ -93,7 +93,7 @@ def test_whole_files_are_read(tmp_path: Path, logits: int | None) -> None:
     else:
         content["logits"] = content["logits"][:, :logits].copy()
     lam = 0.1 if logits == 4 else None
-    write(tmp_path / "x.safetensors", content, {**MANIFEST, "lam": lam})
+    write(tmp_path / "x.safetensors", content, {**MANIFEST, "odds": lam})
     found = read(str(tmp_path / "x.safetensors"))
     assert found.open_world == (logits == 4)
     assert (found.logits is None) == (logits is None)
@@ -130,7 +130,7 @@ def test_other_arrays_are_refused(tmp_path: Path, wrong: str) -> None:
         [], "text", None, {},
         *({key: value for key, value in MANIFEST.items() if key != left_out} for left_out in MANIFEST),
         *({**MANIFEST, key: 3} for key in ("name", "key", "method")),
-        *({**MANIFEST, "lam": lam} for lam in ("0.1", 0, -1.0, None, [])),
+        *({**MANIFEST, "odds": lam} for lam in ("0.1", 0, -1.0, None, [])),
     ],
 )  # fmt: skip
 def test_other_headers_are_refused(tmp_path: Path, manifest: Any) -> None:

@@ -38,7 +38,7 @@ def python(code: str, *words: object, **environment: str) -> str:
 
 def write_predictions(folder: Path, count: int, classes: int) -> Path:
     """A run's predictions, written piece by piece: the header, then every array through its own window."""
-    about = {"name": "test", "key": "k", "method": "eow", "lam": 0.1}
+    about = {"name": "test", "key": "k", "method": "eow", "odds": 0.1}
     table: dict[str, object] = {"__metadata__": {"eow": json.dumps(about)}}
     shapes = {"confidence": ("F32", [count]), "label": ("I64", [count]), "labels": ("I64", [count]),
               "logits": ("F32", [count, classes + 1]), "probs": ("F32", [count, classes]),

@@ -88,7 +88,7 @@ def test_names_of_weights_are_the_users() -> None:
     names = set(upgrade(ResNet(), "layer3").state_dict())
     expected = {
         ("tail." if key.startswith(("layer4", "fc")) else "encoder.") + key for key in ResNet().state_dict()
-    } | {"tail.fc.bias", "lam"}
+    } | {"tail.fc.bias", "odds"}
     assert names == expected
 
 

@@ -99,8 +99,8 @@ def bench(
             with opened as running, watched(progress, f"{grid.name}, {grid.size}") as tell:
                 schedule.run(grid, progress, running, tell)
         table = make_table(grid, runs, progress.failed)
+        show_table(table)  # first: a disk that is full for cells may be so for their table
         write_table(table, out)
-    show_table(table)
     console.print(f"everything is in {out}/")
     if record:
         words = ["eow bench", f"benchmarks/{Path(file).name}", f"--size {size}", *changed]

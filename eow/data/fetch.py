@@ -27,6 +27,8 @@ from eow.errors import EowError
 
 CHUNK = 1 << 18
 TIMEOUT_SECONDS = (10, 60)
+# What tarfile and zipfile end in on a damaged archive; ValueError: names that are not the UTF-8 they say they are.
+UNPACKING = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
 
 
 class Row(NamedTuple):
@@ -198,7 +200,9 @@ def _unpack_folder(path: Path, folder: str, root: Path) -> None:
                 _extract_zip(path, Path(beside))
             else:
                 _extract_tar(path, Path(beside))
-        except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        except EowError:
+            raise
+        except UNPACKING as error:
             raise EowError(f"{path} could not be unpacked: {error}") from error
         unpacked = Path(beside) / folder
         if not unpacked.is_dir():
@@ -219,12 +223,12 @@ def _refuse_outside(path: Path, member: str, plain: bool) -> None:
     place = PurePosixPath(member.replace("\\", "/"))
     if not plain or place.is_absolute() or ".." in place.parts or ":" in place.as_posix():
         raise EowError(
-            f"{path} was not unpacked: its member {member!r} is a link, a device or lies outside the archive"
+            f"{path} was not unpacked: its member {member!r} is a link, a device, nameless or lies outside the archive"
         )
 
 
 def _extract_tar(path: Path, into: Path) -> None:
-    with tarfile.open(path) as archive:
+    with tarfile.open(path, "r:gz") as archive:  # not whatever else it may be: 13 bytes of .lzma can ask for 4 GB
         for member in archive:
             _refuse_outside(path, member.name or ".", member.isfile() or member.isdir())
         archive.extractall(into, filter="data")
@@ -235,5 +239,8 @@ def _extract_zip(path: Path, into: Path) -> None:
         for member in archive.infolist():
             # The upper half of external_attr is the Unix mode, 0 where the archive was made elsewhere.
             kind = stat.S_IFMT(member.external_attr >> 16)
-            _refuse_outside(path, member.filename or ".", kind in (0, stat.S_IFREG, stat.S_IFDIR))
+            plain = member.filename != "" and kind in (0, stat.S_IFREG, stat.S_IFDIR)  # zipfile fails on no name
+            _refuse_outside(path, member.filename, plain)
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # LZMA, as above
+                raise EowError(f"{path} was not unpacked: its member {member.filename!r} is packed in an unusual way")
         archive.extractall(into)

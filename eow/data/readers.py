@@ -97,6 +97,8 @@ def _idx_array(
     if len(content) < header or content[:4] != bytes([0, 0, 8, dimensions]):
         raise EowError(f"{path} is not an idx file of unsigned bytes with {dimensions} dimension(s)")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
+    if not all(shape):  # then the other sizes may be any, and numpy refuses some of them
+        raise EowError(f"{path} holds nothing, as its header {shape} says: fetch it again")
     if math.prod(shape) != len(content) - header:
         raise EowError(
             f"{path} holds {len(content) - header} bytes of data where its header {shape} asks for another count"

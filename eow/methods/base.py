@@ -112,7 +112,7 @@ class Method(nn.Module):
             return said
         if said.logits is None or not self.extra_outputs:
             raise EowError(f"{self.options.name} has no unknown logit: leave the unknown rate out, or train with eow")
-        return shifted_prediction(said.logits, prior_shift(unknown_rate, self.options.lam))
+        return shifted_prediction(said.logits, prior_shift(unknown_rate, self.options.odds))
 
     def trouble(self, means: dict[str, float]) -> str | None:
         """Why training must not go on like this, seen in the means of the loss terms; None when all is well. A loss

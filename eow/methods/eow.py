@@ -7,9 +7,9 @@ K+1 logits f, h = softmax(f); the K+1-th is "unknown". Eq. 4:
 where the chains are Langevin dynamics on the energy log h[K+1] (eq. 3, 5) in the latent space at `model.cut`.
 Prediction: label = argmax and confidence = max of the first K entries of the K+1 softmax, unknown = h[K+1].
 
-For negatives of density n the optimum is h[K+1] = λn/(p + λn): λ is a prior odds of "unknown", and `unknown_rate`
-re-sets it at prediction. The paper's setting is step 2, noise 1e-3, 100 steps, λ 0.1 (recipe `paper`); see recipes.py
-for ours.
+For negatives of density n the optimum is h[K+1] = λn/(p + λn): λ is a prior odds of "unknown". `unknown_rate` ρ
+replaces it by ρ/(1-ρ) when training has ended, or later, at prediction. The paper's setting is step 2, noise 1e-3,
+100 steps, λ 0.1 (recipe `paper`); see recipes.py for ours.
 
 Our result on digits, 8 and 9 unseen, `modern`, three seeds (records/2026-11-15_demo-full; vanilla 98.4, 1.2, 96.0):
 accuracy 98.8 %, ECE 5.0 %, AUROC known/unseen 96.2 %, mean unknown .046 on known and .282 on unseen classes.
@@ -28,6 +28,7 @@ from torch.nn.functional import cross_entropy
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, open_prediction
 from eow.models import SplitModel, frozen_statistics
+from eow.openworld import prior_shift
 from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts, Tally
 from eow.sampling.langevin import noise_scale, run_chain
 from eow.seeds import derive, own_randomness
@@ -40,6 +41,7 @@ class EOWOptions(NoOptions):
     name: ClassVar[str] = "eow"
     energy: Literal["paper", "proof", "complement"] = "paper"
     lam: float = 0.1  # λ, the weight of the energy term
+    unknown_rate: float | str = "trained"  # the share of unknowns that the finished network expects: λ/(1+λ) or ρ
     start_epoch: int | float = 0.6  # the energy term's first epoch (from 0); below 1, a share of the epochs
     chains: int = 64  # a step, on each device
     start: str = "noise:0.5,mixed:0.5"  # where chains start, see sampling/chains.py
@@ -56,6 +58,23 @@ class EOWOptions(NoOptions):
     negatives: Literal["eval", "train"] = (
         "eval"  # mode of the tail in the negative pass: eval leaves batch statistics alone
     )
+
+    @property
+    def odds(self) -> float:
+        """The prior odds of "unknown" in what the finished network says."""
+        return self.lam * math.exp(self.shift)
+
+    @property
+    def shift(self) -> float:
+        """What the end of training adds to the unknown logit."""
+        if self.unknown_rate == "trained":
+            return 0.0
+        if isinstance(self.unknown_rate, str) or not 0 < self.unknown_rate < 1:
+            raise EowError(
+                f"method.unknown_rate is {self.unknown_rate!r}: give a share above 0 and below 1, or 'trained' for the "
+                "λ/(1+λ) of training"
+            )
+        return prior_shift(self.unknown_rate, self.lam)
 
 
 class EOW(Method):
@@ -75,6 +94,7 @@ class EOW(Method):
             raise EowError(
                 f"method.steps is {options.steps} and method.step {options.step}: they must be at least 0 and above 0"
             )
+        self.shift = options.shift  # what is wrong with it is said now, not after training
         noise_scale(options.noise, options.step)
         self.starts = Starts(
             options.start, model.feature_shape(self.in_shape), options.chains,
@@ -134,6 +154,11 @@ class EOW(Method):
 
     def counters(self) -> dict[str, float]:
         return self.tally.read()
+
+    def finish(self, train: Any, holdout: Any) -> None:
+        """Replace the prior odds λ of training by those of `unknown_rate`, in the bias of the unknown logit."""
+        with torch.no_grad():
+            self.model.head.bias[-1] += self.shift
 
     def diagnose(self, train: Any) -> dict[str, Any] | None:
         """The energy of one batch of chains before every step and at the end, mean and 10 and 90 % quantiles, at 101

@@ -27,10 +27,10 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, to
 class UpgradedModel(SplitModel):
     """What `upgrade` returns: a SplitModel of K+1 logits that knows its head and where it could have been cut.
 
-    `lam` is the λ of the last training, 0 before: the prior odds of "unknown", which `eow.predict` re-sets.
+    `odds` are the prior odds of "unknown" that the last training ended with, 0 before any; `eow.predict` re-sets them.
     """
 
-    lam: Tensor
+    odds: Tensor
 
     def __init__(
         self, encoder: nn.Module, tail: nn.Module, head: str, cut: str | None, cuts: Sequence[str], integers: bool
@@ -38,7 +38,7 @@ class UpgradedModel(SplitModel):
         super().__init__(encoder, tail)
         self._head, self._cut, self._cuts, self.integers = head, cut, tuple(cuts), integers
         device = next((tensor.device for tensor in tail.parameters()), None)
-        self.register_buffer("lam", torch.zeros((), device=device))
+        self.register_buffer("odds", torch.zeros((), device=device))
 
     @property
     def head(self) -> nn.Linear:

@@ -9,7 +9,7 @@ function floats(text) {
 const networks = {};
 for (const [name, network] of Object.entries(page.networks)) {
   const layers = network.layers.map((layer) => ({ weight: floats(layer.weight), bias: floats(layer.bias) }));
-  networks[name] = { layers, lam: network.lam };
+  networks[name] = { layers, odds: network.odds };
 }
 
 function logitsOf(layers, x) {
@@ -38,11 +38,11 @@ function predict(pixels, rate = null) {
   if (pixels.length !== page.side * page.side) throw new RangeError(`a picture here has ${page.side ** 2} pixels`);
   const x = Float64Array.from(pixels, (pixel) => (pixel / 255 - page.mean) / page.std);
   const said = {};
-  for (const [name, { layers, lam }] of Object.entries(networks)) {
+  for (const [name, { layers, odds }] of Object.entries(networks)) {
     const logits = logitsOf(layers, x);
-    if (lam !== null && rate !== null) logits[logits.length - 1] += Math.log(rate / (1 - rate)) - Math.log(lam);
+    if (odds !== null && rate !== null) logits[logits.length - 1] += Math.log(rate / (1 - rate)) - Math.log(odds);
     const probs = softmax(logits);
-    said[name] = { unknown: lam === null ? 0 : probs.pop(), probs };
+    said[name] = { unknown: odds === null ? 0 : probs.pop(), probs };
   }
   return said;
 }

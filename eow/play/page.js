@@ -66,13 +66,13 @@ function makeBars(name) {
     if (list.children.length === page.classes.length) row.className = "unknown";
     list.append(row);
   }
-  if (page.networks[name].lam === null) list.lastChild.className = "unknown none";
+  if (page.networks[name].odds === null) list.lastChild.className = "unknown none";
 }
 
 function showAnswer(name, said) {
   const panel = document.getElementById(name), verdict = panel.querySelector(".verdict");
   const shares = said ? [...said.probs, said.unknown] : [];
-  const best = shares.indexOf(Math.max(...shares)), open = page.networks[name].lam !== null;
+  const best = shares.indexOf(Math.max(...shares)), open = page.networks[name].odds !== null;
   panel.querySelectorAll(".bars li").forEach((row, i) => {
     const share = shares[i] ?? 0, absent = !open && i === page.classes.length;
     row.querySelector(".fill").style.transform = `scaleX(${share})`;

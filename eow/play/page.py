@@ -90,9 +90,9 @@ def play_config(method: str, data: str, seed: int, root: str = "") -> RunConfig:
 def compose(runs: dict[str, Run], summaries: dict[str, dict[str, Any]], test: Dataset) -> str:
     """The page's text. What comes from outside (names of classes, say) is escaped for the place it stands in."""
     run, figures = runs["eow"], {method: each["metrics"]["test"] for method, each in summaries.items()}
-    lam = run.config.method.lam
+    odds = run.config.method.odds
     words = {
-        "title": TITLE, "side": run.in_shape[-1], "rate": RATE, "learned": round(100 * lam / (1 + lam)),
+        "title": TITLE, "side": run.in_shape[-1], "rate": RATE, "learned": round(100 * odds / (1 + odds)),
         "samples": f"{summaries['eow']['sets']['train']['samples']:,}", "tests": f"{len(test):,}",
         "vanilla_accuracy": f"{100 * figures['vanilla']['accuracy']:.1f}",
         "eow_accuracy": f"{100 * figures['eow']['accuracy']:.1f}",
@@ -118,7 +118,7 @@ def content(runs: dict[str, Run], test: Dataset) -> dict[str, Any]:
         "data": test.name, "classes": list(run.classes), "side": run.in_shape[-1],
         "mean": run.transform.mean[0], "std": run.transform.std[0],
         "networks": {
-            method: {"layers": layers_of(each), "lam": getattr(each.config.method, "lam", None)}
+            method: {"layers": layers_of(each), "odds": getattr(each.config.method, "odds", None)}
             for method, each in runs.items()
         },
         "examples": [{"label": int(test.labels[i]), "pixels": encode(test.inputs[i])} for i in chosen],
