@@ -161,7 +161,7 @@ def locked(folder: Path) -> Iterator[None]:
             take_lock(file, folder)
         except OSError as error:
             raise EowError(
-                f"{folder} cannot be locked: {error.strerror or error}; .lock there must be a file that can be written: "
+                f"{folder} cannot be locked: {error.strerror or error}; .lock there must be a file one can write: "
                 "see to that, or choose another folder"
             ) from None
         yield
