@@ -49,6 +49,7 @@ class ModelConfig:
     stem: Literal["auto", "32", "64"] = "auto"
     input_noise: float = 0.0  # Gaussian noise on the input, at training and at prediction
     stage_noise: float = 0.0  # the same after stage 1
+    unknown: Literal["linear", "quadratic"] = "linear"  # the unknown logit as a function of the last features
 
 
 @dataclass(frozen=True)

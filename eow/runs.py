@@ -55,6 +55,8 @@ class Run:
 def make_method(config: RunConfig, classes: int, in_shape: tuple[int, ...]) -> Method:
     """The method around a freshly initialised model; the same seed gives the same weights."""
     kind, wanted = method_named(config.method.name), config.model
+    if wanted.unknown != "linear" and not kind.extra_outputs:
+        raise EowError(f"{config.method.name} has no unknown logit: leave model.unknown out, or train with eow")
     options = {key: value for key, value in asdict(wanted).items() if key != "name"}
     if wanted.name != "mlp":
         options["hidden"] = wanted.hidden or None

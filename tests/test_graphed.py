@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from eow.errors import EowError
 from eow.models import SplitModel, build
+from eow.models.layers import OpenLinear
 from eow.sampling import ENERGIES, Sampler, kernels, run_chain, sample
 from eow.sampling.energies import logit_gradient
 from eow.sampling.freezing import freeze
@@ -22,6 +23,8 @@ NETS = [
     ("resnet50", (3, 8, 8), {}),
     ("wrn28_10", (3, 8, 8), {}),
     ("wrn28_10", (3, 8, 8), {"norm": "none", "activation": "leaky_relu"}),
+    ("mlp", (20,), {"unknown": "quadratic", "dropout": 0.2}),
+    ("resnet18", (3, 16, 16), {"unknown": "quadratic"}),
 ]
 SETTINGS = {"steps": 4, "step": 0.5, "noise": 0.05}
 
@@ -33,7 +36,8 @@ def stream(seed: int = 0, device: str = "cpu") -> torch.Generator:
 def net(
     name: str, shape: tuple[int, ...], options: dict, cut: str = "penultimate", dtype: torch.dtype = torch.float64
 ) -> SplitModel:
-    """A network whose batch norms have something to fold: statistics and weights that are not 0 and 1."""
+    """A network whose batch norms have something to fold, statistics and weights that are not 0 and 1, and whose head,
+    where it is quadratic, is curved."""
     torch.manual_seed(0)
     model = build(name, 5, shape, cut=cut, **options).to(dtype)
     for module in model.modules():
@@ -45,6 +49,8 @@ def net(
             ):
                 tensor.uniform_(low, high)
             module.bias.data.uniform_(-1, 1)
+        if isinstance(module, OpenLinear):
+            module.square.data.uniform_(-1, 1)
     return model.eval()
 
 
@@ -95,8 +101,11 @@ def test_linear_tail_is_the_closed_form() -> None:
 @pytest.mark.parametrize("trust", [None, 0.3])
 @pytest.mark.parametrize(
     ("name", "shape", "options", "cut"),
-    [(*NETS[0], "input"), (*NETS[1], "stage1"), (*NETS[3], "stage3"), (*NETS[7], "stage2")],
-)
+    [
+        (*NETS[0], "input"), (*NETS[1], "stage1"), (*NETS[3], "stage3"), (*NETS[7], "stage2"),
+        (*NETS[8], "penultimate"), (*NETS[9], "stage3"),
+    ],
+)  # fmt: skip
 def test_chain_equals_the_reference_under_the_same_noise(energy, trust, name, shape, options, cut) -> None:
     """After every number of steps: the whole path, not only its end."""
     model = net(name, shape, options, cut, torch.float32)

@@ -335,6 +335,21 @@ def test_dropout_stands_where_it_should() -> None:
     assert all(places(name) == [] for name in MODELS)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_quadratic_unknown_is_its_formula_and_begins_as_the_linear_one(dropout: float) -> None:
+    models = []
+    for unknown in ("linear", "quadratic"):
+        torch.manual_seed(0)
+        models.append(build("mlp", 4, (6,), dropout=dropout, unknown=unknown).double().eval())
+    x = torch.randn(10, 6, dtype=torch.float64)
+    assert torch.equal(models[0](x), models[1](x))
+    head, z = models[1].head, models[1].recut("penultimate").encoder(x)
+    nn.init.normal_(head.square)
+    expected = z @ head.weight.T + head.bias
+    expected[:, 3] += (z**2 * head.square).sum(1)
+    torch.testing.assert_close(models[1](x), expected)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_gaussian_noise_has_its_statistics_in_both_modes(training: bool) -> None:
     noise = GaussianNoise(0.5).train(training)
@@ -519,6 +534,7 @@ def test_the_tail_leaves_its_latent_as_it_was(name: str) -> None:
             {"input_noise": -1.0},
             "input_noise is -1.0: a standard deviation cannot be negative, give 0 for no noise",
         ),
+        (("mlp", 2), {"unknown": "cubic"}, "unknown logit 'cubic' is unknown: choose one of linear, quadratic"),
         (("mlp", 2), {"stage_noise": -1.0}, "stage_noise is -1.0: a standard deviation cannot be negative"),
     ],
 )

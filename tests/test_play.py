@@ -22,6 +22,7 @@ from eow.config import resolve
 from eow.data import Dataset, load
 from eow.data.loader import Transform
 from eow.errors import EowError
+from eow.models.layers import OpenLinear
 from eow.play import build, page, serve
 from eow.play.server import make_server
 from eow.runs import Run, make_method
@@ -354,6 +355,20 @@ def test_mnist_has_a_page_too_with_its_own_kind_of_picture(tmp_path: Path, show:
         said = run.method.predict(run.transform(torch.from_numpy(test.inputs)))
         assert np.allclose([answer[method]["probs"] for answer in answers], said.probs, atol=1e-5)
     assert "28×28" in sheet.locator("figcaption").text_content()
+
+
+def test_a_quadratic_unknown_is_one_in_the_page_too(tmp_path: Path, show: Any) -> None:
+    made, summaries, test = untrained("digits", 8, tuple("0123456789"))
+    model = made["eow"].method.model
+    model.tail.head = OpenLinear(model.tail.head)
+    torch.nn.init.normal_(model.tail.head.square)
+    (tmp_path / "index.html").write_text(page.compose(made, summaries, test), encoding="utf-8")
+    digits = test.inputs[:50]
+    answers = show(tmp_path / "index.html").evaluate(
+        "(all) => all.map((one) => window.eow.predict(one))", digits.reshape(len(digits), -1).tolist()
+    )
+    said = made["eow"].method.predict(made["eow"].transform(torch.from_numpy(digits)))
+    assert np.allclose([answer["eow"]["unknown"] for answer in answers], said.unknown, atol=1e-5)
 
 
 def test_names_of_classes_are_text_and_never_markup(tmp_path: Path, show: Any) -> None:

@@ -15,6 +15,7 @@ from problems import blobs
 import eow
 from eow import predictions, runs, storage
 from eow.config import RunConfig, resolve
+from eow.data import load
 from eow.errors import EowError
 
 FAST = {
@@ -344,3 +345,19 @@ def test_parameters_unused_in_a_step_do_not_hang_it(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_quadratic_unknown_is_trained_saved_and_loaded(tmp_path: Path) -> None:
+    wishes = {"train": {"epochs": 3}, "model": {"hidden": [16], "unknown": "quadratic"}, "method": {"start_epoch": 1}}
+    runs.train(resolve(wishes), tmp_path / "run", progress=False)
+    run = runs.load(tmp_path / "run")
+    assert run.method.model.head.square.abs().max() > 0
+    stored = predictions.read(tmp_path / "run" / "predictions" / "test.safetensors")
+    x = run.transform(torch.from_numpy(load("digits", split="test").inputs[:20]))
+    torch.testing.assert_close(run.method.predict(x).unknown, torch.from_numpy(np.array(stored.unknown[:20])))
+
+
+def test_a_quadratic_unknown_needs_an_unknown(tmp_path: Path) -> None:
+    with pytest.raises(EowError, match=r"vanilla has no unknown logit: leave model\.unknown out"):
+        runs.train(resolve({"method": {"name": "vanilla"}, "model": {"unknown": "quadratic"}}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,5 +1,6 @@
 """The sampler against closed forms: gradients by hand, a chain with a known stationary distribution, chain starts."""
 
+import itertools
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from problems import linear_energy_gradient, linear_tail, quadratic
 from torch import nn
 
 from eow.errors import EowError
+from eow.models.layers import OpenLinear
 from eow.sampling import ENERGIES, NEGATIVE_LOSSES, ReplayBuffer, Starts, parse_starts, run_chain, sample
 from eow.sampling.chains import apportion, mixed_pairs
 
@@ -82,6 +84,20 @@ def test_a_chain_lowers_the_energy_and_says_so() -> None:
     assert (chain.energy[-1] < chain.energy[0] - 1).all()
     torch.testing.assert_close(chain.energy[-1], ENERGIES["paper"](tail(chain.z)).detach())
     torch.testing.assert_close(chain.energy[0], ENERGIES["paper"](tail(torch.zeros(64, 5))).detach())
+
+
+def test_a_quadratic_unknown_gives_a_chain_a_place_to_stay() -> None:
+    """Before a linear head the energy falls for ever, and the longer the chain, the farther it is. With v > 0 the
+    unknown rises in every direction, and twice the steps end in the same place."""
+    ends: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+    for curved, steps in itertools.product((False, True), (2000, 4000)):
+        tail: nn.Module = linear_tail(3, 5)
+        if curved:
+            tail = OpenLinear(tail)
+            nn.init.constant_(tail.square, 0.1)
+        ends[curved].append(sample(tail, torch.zeros(4, 5), steps=steps, step=0.5, noise=0.0))
+    assert (ends[False][1].norm(dim=1) > 1.9 * ends[False][0].norm(dim=1)).all()
+    torch.testing.assert_close(*ends[True], atol=1e-3, rtol=1e-3)
 
 
 def test_trust_region_holds_a_chain_that_runs_away() -> None:

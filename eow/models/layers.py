@@ -101,6 +101,26 @@ def head_layer(features: int, outputs: int, dropout: float) -> nn.Module:
     return nn.Sequential(OrderedDict(dropout=nn.Dropout(dropout), linear=linear))
 
 
+class OpenLinear(nn.Linear):
+    """K+1 logits of which the last, "unknown", is quadratic in the features: f[K+1] = w·z + v·z² + b.
+
+    Where known samples lie inside and unknown ones around them, the log-odds of the two are no linear function: with
+    one, there are always directions in which the unknown falls without end, and a chain has no lowest energy to go to.
+    It begins with v = 0, as the linear layer it is made from.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.square = nn.Parameter(torch.zeros_like(linear.weight[0]))
+
+    def forward(self, input: Tensor) -> Tensor:
+        logits = nn.functional.linear(input, self.weight, self.bias)
+        curved = nn.functional.linear(input * input, self.square[None])
+        return torch.cat([logits[..., :-1], logits[..., -1:] + curved], -1)
+
+
 def check_image(model: str, in_shape: Sequence[int], smallest: int) -> None:
     if len(in_shape) != 3:
         raise EowError(f"{model} needs images of shape (C, H, W), not {tuple(in_shape)}: use mlp for feature vectors")

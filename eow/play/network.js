@@ -8,18 +8,22 @@ function floats(text) {
 
 const networks = {};
 for (const [name, network] of Object.entries(page.networks)) {
-  const layers = network.layers.map((layer) => ({ weight: floats(layer.weight), bias: floats(layer.bias) }));
+  const layers = network.layers.map(({ weight, bias, square }) => ({
+    weight: floats(weight), bias: floats(bias), square: square === undefined ? null : floats(square),
+  }));
   networks[name] = { layers, odds: network.odds };
 }
 
 function logitsOf(layers, x) {
-  layers.forEach(({ weight, bias }, depth) => {
+  layers.forEach(({ weight, bias, square }, depth) => {
     const out = new Float64Array(bias.length);
     for (let row = 0; row < bias.length; row++) {
       let sum = bias[row];
       for (let column = 0; column < x.length; column++) sum += weight[row * x.length + column] * x[column];
       out[row] = depth < layers.length - 1 ? Math.max(sum, 0) : sum;
     }
+    // The unknown logit may be quadratic in the last features.
+    if (square !== null) out[out.length - 1] += square.reduce((sum, each, column) => sum + each * x[column] ** 2, 0);
     x = out;
   });
   return x;

@@ -38,6 +38,7 @@ from eow.config import RunConfig, Table, resolve
 from eow.console import console
 from eow.data import Dataset, load
 from eow.errors import EowError
+from eow.models.layers import OpenLinear
 from eow.runs import Run, train
 from eow.runs import load as load_run
 from eow.storage import atomic, make_folder
@@ -126,9 +127,12 @@ def content(runs: dict[str, Run], test: Dataset) -> dict[str, Any]:
 
 
 def layers_of(run: Run) -> list[dict[str, str]]:
-    """The MLP's linear layers in order; a ReLU stands between each two, and nothing else."""
+    """The MLP's linear layers in order; a ReLU stands between each two, and nothing else. The last one
+    may have a square."""
     linear = [module for module in run.method.model.modules() if isinstance(module, nn.Linear)]
     parts = [{"weight": layer.weight, "bias": layer.bias} for layer in linear]
+    if isinstance(linear[-1], OpenLinear):
+        parts[-1]["square"] = linear[-1].square
     return [{name: encode(value.detach().numpy()) for name, value in part.items()} for part in parts]
 
 

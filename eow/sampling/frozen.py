@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eow.models.layers import OpenLinear
 from eow.sampling import kernels
 
 Norm = nn.BatchNorm1d | nn.BatchNorm2d
@@ -157,6 +158,27 @@ class Layer(Piece):
             (True, False, False),
         )[0]  # fmt: skip
         return back if plus is None else back.add_(plus)
+
+
+class OpenLayer(Piece):
+    """A head whose last logit is quadratic: f[K+1] has v·z² besides, and its gradient 2 v·z."""
+
+    def __init__(self, head: OpenLinear) -> None:
+        self.head, self.linear = head, Layer(head)
+
+    def read(self, dtype: torch.dtype) -> None:
+        self.linear.read(dtype)
+        self.square = self.head.square.detach().to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.curved = x * self.square
+        logits = self.linear.forward(x)
+        logits[:, -1] += (x * self.curved).sum(1)
+        return logits
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        gradient = gradient.to(self.curved.dtype)
+        return torch.addcmul(self.linear.multiply_back(gradient), gradient[:, -1:], self.curved, value=2)
 
 
 def channels_as_rows(x: Tensor) -> Tensor:

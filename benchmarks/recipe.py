@@ -1,0 +1,200 @@
+"""The search for EOW's constants: many settings on held-out training data, never on a test set.
+
+    python benchmarks/recipe.py VARIANTS.json --data cifar100 --model resnet50 --out found.json
+    python benchmarks/recipe.py VARIANTS.json --data digits --model mlp --epochs 20 --holdout 0.3    # a trial, on a CPU
+
+Energy terms that begin late share everything before they begin. So one network is trained up to `--branch` (a share of
+the epochs) without any, and every variant goes on from there: a variant costs the last third of a run. VARIANTS is a
+list of {"name": ..., "method": {...}, "model": {...}}; `"method": null` goes on without an energy term: vanilla.
+
+Everything is measured on a part of the training set that no variant was trained on: accuracy, and of the K+1 softmax
+as trained, at unknown rates of 2 % and 1 % and renormalised (K) ECE, its null and NLL; of the K classes also with a
+temperature fitted on the first half and measured on the second. Outliers are that part with its pixels permuted,
+uniform noise and, with `--outliers FILE.npz`, whatever uint8 images the file holds (no test set either).
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from eow import metrics
+from eow.config import RunConfig, resolve
+from eow.console import print_table
+from eow.data import Dataset
+from eow.data.catalog import CATALOG
+from eow.data.loader import Batches
+from eow.data.sets import RunData, load_sets
+from eow.distributed import Place, pick_device
+from eow.methods.temperature import fit_temperature
+from eow.openworld import prior_shift, shifted_probabilities, softmax
+from eow.predictions import compute
+from eow.runs import make_method
+from eow.training import Training
+
+RATES = (0.02, 0.01)
+Arrays = dict[str, np.ndarray]
+
+
+def begin(config: RunConfig, data: RunData, place: Place) -> Training:
+    """The method on its device, ready to be trained, as runs.prepare makes it; the data is loaded once for all."""
+    method = make_method(config, len(data.train.classes), data.train.shape)
+    method.to(place.device)
+    method.prepare(place.device)
+    augment = CATALOG[config.data.name].augmentation if config.data.name in CATALOG else "none"
+    batches = Batches(data.train, config.train.batch, data.transform, place.device, seed=config.seed, augment=augment)
+    return Training(method, batches, config.train, place, config.seed)
+
+
+def anywhere(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state whose names do not depend on the cut."""
+    return {
+        name.replace("model.encoder.", "model.").replace("model.tail.", "model."): each for name, each in state.items()
+    }
+
+
+def go_on(training: Training, state: dict[str, Tensor], first: int) -> float:
+    """Train from epoch `first` on, from a state of a network that may have been cut elsewhere; the seconds it took."""
+    names = {anywhere({name: each}).popitem()[0]: name for name, each in training.state().items()}
+    optimizer = {name: each for name, each in state.items() if name.startswith("optimizer.")}
+    own = training.state()
+    training.restore({**{names[name]: state.get(name, own[names[name]]) for name in names}, **optimizer})
+    return sum(line["seconds"] for line in training.epochs(first))
+
+
+def sets_of(data: RunData, outliers: Path | None, seed: int) -> tuple[Dataset, dict[str, Dataset]]:
+    """The held-out part, and outliers of its shape."""
+    assert data.holdout is not None
+    known, stream = data.holdout, np.random.default_rng(seed)
+    images = known.inputs
+    flat = images.reshape(len(images), -1) if images.ndim == 2 else images.reshape(*images.shape[:2], -1)
+    order = np.argsort(stream.random((len(images), flat.shape[-1])), axis=1)
+    permuted = np.take_along_axis(flat, order if images.ndim == 2 else order[:, None], axis=-1).reshape(images.shape)
+    noise = stream.uniform(images.min(), images.max(), images.shape).astype(images.dtype)
+    found = {"permuted": permuted, "noise": noise}
+    if outliers is not None:
+        with np.load(outliers, allow_pickle=False) as file:
+            found.update({name: file[name] for name in file.files})
+    labels = np.zeros(max(map(len, found.values())), known.labels.dtype)
+    return known, {
+        name: replace(known, name=name, inputs=each, labels=labels[: len(each)]) for name, each in found.items()
+    }
+
+
+def measured(known: Arrays, outliers: dict[str, Arrays], odds: float | None) -> dict[str, Any]:
+    """All figures of one variant from its logits; `odds` is the λ of training, None without an energy term."""
+    logits, labels = known["logits"].astype(np.float64), known["labels"]
+    classes = logits.shape[1] - 1
+    shifts = {"K": -np.inf}
+    if odds is not None:
+        shifts.update({"raw": 0.0, **{f"{rate:g}": prior_shift(rate, odds) for rate in RATES}})
+    found: dict[str, Any] = {
+        name: calibrated(*shifted_probabilities(logits, each), labels) for name, each in shifts.items()
+    }
+    half = len(labels) // 2
+    temperature = fit_temperature(logits[:half, :classes], labels[:half])
+    probs = softmax(logits[half:, :classes] / temperature)
+    found["K, temperature"] = {"T": temperature, **calibrated(probs, np.zeros(len(probs)), labels[half:])}
+    found["auroc"] = {}
+    for name, each in outliers.items():
+        pair = [scores(logits, odds is not None), scores(each["logits"].astype(np.float64), odds is not None)]
+        found["auroc"][name] = {score: metrics.auroc(pair[0][score], pair[1][score]) for score in pair[0]}
+    return found
+
+
+def calibrated(probs: np.ndarray, unknown: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    confidence, correct = probs.max(1), probs.argmax(1) == labels
+    return {
+        "accuracy": float(correct.mean()), "ece": metrics.ece(confidence, correct),
+        "null": metrics.null_ece(confidence).mean, "gap": float(confidence.mean() - correct.mean()),
+        "nll": metrics.nll(probs, labels), "unknown": float(unknown.mean()),
+    }  # fmt: skip
+
+
+def scores(logits: np.ndarray, opened: bool) -> dict[str, np.ndarray]:
+    """Higher is more familiar."""
+    known = logits[:, :-1]
+    top = known.max(1)
+    total = top + np.log(np.exp(known - top[:, None]).sum(1))
+    found = {"confidence": top - total, "energy": total, "max_logit": top}
+    return {**found, "unknown": total - logits[:, -1]} if opened else found
+
+
+def search(arguments: argparse.Namespace) -> dict[str, Any]:
+    variants = json.loads(arguments.variants.read_text())
+    train = {"epochs": arguments.epochs} if arguments.epochs else {}
+    common = {
+        "data": {"name": arguments.data, "holdout": arguments.holdout, "limit": arguments.limit},
+        "model": {"name": arguments.model}, "train": train, "seed": arguments.seed,
+    }  # fmt: skip
+    config = resolve({**common, "method": {"name": "eow"}})
+    first = round(arguments.branch * config.train.epochs)
+    late = {"name": "eow", "start_epoch": config.train.epochs - 1}  # a prefix ends before
+    config = resolve({**common, "method": late})
+    data, place = load_sets(config.data, arguments.seed), Place(pick_device(config.train.device))
+    known, outliers = sets_of(data, arguments.outliers, arguments.seed)
+    prefix, began = begin(config, data, place), time.perf_counter()
+    for line in prefix.epochs():
+        if line["epoch"] + 1 == first:
+            break
+    state = {name: each.clone() for name, each in anywhere(prefix.state()).items()}
+    found: dict[str, Any] = {"config": arguments.__dict__ | {"variants": str(arguments.variants)}, "first": first}
+    found |= {"prefix_seconds": time.perf_counter() - began, "variants": []}
+    del prefix
+    for variant in variants:
+        wanted = variant["method"]
+        method = {"name": "eow", "start_epoch": first, **(wanted or {})}
+        model = {"name": arguments.model, **variant.get("model", {})}
+        training = begin(resolve({**common, "model": model, "method": method}), data, place)
+        if wanted is None:
+            training.method.begin_epoch = lambda epoch, epochs, method=training.method: setattr(method, "active", False)  # type: ignore[method-assign]
+        seconds = go_on(training, state, first)
+        said = [compute(training.method, each, data.transform, place.device) for each in (known, *outliers.values())]
+        odds = None if wanted is None else training.method.options.lam
+        figures = measured(said[0], dict(zip(outliers, said[1:])), odds)
+        found["variants"].append({**variant, "seconds": seconds, **figures})
+        row = found["variants"][-1]
+        print(json.dumps({key: row[key] for key in ("name", "seconds", "K", "auroc")}), flush=True)
+        arguments.out.write_text(json.dumps(found, indent=1, default=str))
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    sets = list(found["variants"][0]["auroc"])
+    kinds = ["raw", *(f"{rate:g}" for rate in RATES), "K", "K, temperature"]
+    rows = []
+    for each in found["variants"]:
+        cells = [each["name"], f"{100 * each['K']['accuracy']:.2f}"]
+        for kind in kinds:
+            one = each.get(kind)
+            cells.append("-" if one is None else f"{100 * (one['ece'] - one['null']):.2f} {one['nll']:.4f}")
+        cells.append(f"{100 * each['K']['gap']:+.1f}")
+        for name in sets:
+            cells.append(" ".join(f"{100 * value:.0f}" for value in each["auroc"][name].values()))
+        rows.append([*cells, f"{each['seconds']:.0f}"])
+    titles = ["variant", "accuracy", *(f"ECE - null, NLL: {kind}" for kind in kinds), "gap of K", *sets, "seconds"]
+    print_table("held-out training data", titles, rows, note="AUROC: confidence, energy, max logit, unknown")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("variants", type=Path)
+    parser.add_argument("--data", default="cifar100")
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--epochs", type=int, default=0, help="0: the recipe's")
+    parser.add_argument("--branch", type=float, default=2 / 3)
+    parser.add_argument("--holdout", type=float, default=0.1)
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--outliers", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("found.json"))
+    show(search(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
