@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from eow import metrics
@@ -32,12 +33,14 @@ from eow.data.loader import Batches
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device
 from eow.methods.temperature import fit_temperature
+from eow.models import frozen_statistics
 from eow.openworld import prior_shift, shifted_probabilities, softmax
 from eow.predictions import compute
 from eow.runs import make_method
 from eow.training import Training
 
 RATES = (0.02, 0.01)
+RANKS = (32, 128, 512)  # of the fences that are tried
 Arrays = dict[str, np.ndarray]
 
 
@@ -125,6 +128,48 @@ def scores(logits: np.ndarray, opened: bool) -> dict[str, np.ndarray]:
     return {**found, "unknown": total - logits[:, -1]} if opened else found
 
 
+def features_of(training: Training, dataset: Dataset, transform: Any) -> tuple[Tensor, Tensor]:
+    """What the head reads, and the unknown's log-odds."""
+    model, device = training.method.model, training.place.device
+    found: list[Tensor] = []
+    hook = model.head.register_forward_pre_hook(lambda module, given: found.append(given[0].double()))
+    try:
+        with frozen_statistics(model), torch.no_grad():
+            batches = Batches(dataset, 1000, transform, device, resident=False).in_order()
+            logits = torch.cat([model(x).double() for x, _ in batches])
+    finally:
+        hook.remove()
+    return torch.cat(found), logits[:, -1] - logits[:, :-1].logsumexp(1)
+
+
+def fenced(training: Training, data: RunData, known: Dataset, outliers: dict[str, Dataset]) -> dict[str, Any]:
+    """Would a fence around the training features tell far outliers? D(z) is the mean squared distance of probabilistic
+    PCA, fitted on one half of the training features; beyond the 99 % quantile τ of the other half the unknown's
+    log-odds are raised by 10 (D/τ - 1). For each rank: the share of known samples beyond τ and each set's AUROC."""
+    train, _ = features_of(training, data.train, data.transform)
+    one, other = train[::2], train[1::2]
+    middle = one.mean(0)
+    values, vectors = torch.linalg.eigh((one - middle).T @ (one - middle) / len(one))
+    values, vectors = values.flip(0), vectors.flip(1)
+    parts = {name: features_of(training, each, data.transform) for name, each in {"known": known, **outliers}.items()}
+    found: dict[str, Any] = {}
+    for rank in sorted({min(rank, len(values) - 1) for rank in RANKS}):
+        rest = values[rank:].mean().clamp_min(1e-12)
+        scale = values[:rank].clamp_min(rest).rsqrt()
+
+        def distance(z: Tensor, rank: int = rank, rest: Tensor = rest, scale: Tensor = scale) -> Tensor:
+            inside = (z - middle) @ vectors[:, :rank]
+            outside = (z - middle).square().sum(1) - inside.square().sum(1)
+            return ((inside * scale).square().sum(1) + outside / rest) / z.shape[1]
+
+        fence = distance(other).quantile(0.99)
+        raised = {name: odds + 10 * (distance(z) / fence - 1).clamp_min(0) for name, (z, odds) in parts.items()}
+        beyond = {name: float((distance(z) > fence).double().mean()) for name, (z, _) in parts.items()}
+        aurocs = {name: metrics.auroc(-raised["known"].cpu(), -raised[name].cpu()) for name in outliers}
+        found[str(rank)] = {"beyond": beyond, "auroc": aurocs}
+    return found
+
+
 def search(arguments: argparse.Namespace) -> dict[str, Any]:
     variants = json.loads(arguments.variants.read_text())
     train = {"epochs": arguments.epochs} if arguments.epochs else {}
@@ -157,6 +202,7 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
         said = [compute(training.method, each, data.transform, place.device) for each in (known, *outliers.values())]
         odds = None if wanted is None else training.method.options.lam
         figures = measured(said[0], dict(zip(outliers, said[1:])), odds)
+        figures["fence"] = fenced(training, data, known, outliers)
         found["variants"].append({**variant, "seconds": seconds, **figures})
         row = found["variants"][-1]
         print(json.dumps({key: row[key] for key in ("name", "seconds", "K", "auroc")}), flush=True)
@@ -176,9 +222,19 @@ def show(found: dict[str, Any]) -> None:
         cells.append(f"{100 * each['K']['gap']:+.1f}")
         for name in sets:
             cells.append(" ".join(f"{100 * value:.0f}" for value in each["auroc"][name].values()))
-        rows.append([*cells, f"{each['seconds']:.0f}"])
-    titles = ["variant", "accuracy", *(f"ECE - null, NLL: {kind}" for kind in kinds), "gap of K", *sets, "seconds"]
-    print_table("held-out training data", titles, rows, note="AUROC: confidence, energy, max logit, unknown")
+            cells[-1] += " |" + "".join(f" {100 * fence['auroc'][name]:.0f}" for fence in each["fence"].values())
+        beyond = "".join(f" {100 * fence['beyond']['known']:.1f}" for fence in each["fence"].values())
+        rows.append([*cells, beyond, f"{each['seconds']:.0f}"])
+    titles = [
+        "variant",
+        "accuracy",
+        *(f"ECE - null, NLL: {kind}" for kind in kinds),
+        "gap of K",
+        *sets,
+        "known beyond",
+        "seconds",
+    ]
+    print_table("held-out training data", titles, rows, note="AUROC: confidence, energy, max logit, unknown | fenced")
 
 
 def main() -> None:
