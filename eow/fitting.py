@@ -73,6 +73,8 @@ def fit(
     seed = convert(plain({"seed": seed})["seed"], int, "seed")
     check_training(settings, seed, "fit")
     chosen = build(kind.Options, plain(options), "method")
+    if getattr(chosen, "fence", 0):
+        raise EowError("a fence is fitted on a whole training set, which eow.fit does not keep: leave fence out")
     place = Place(pick_device(settings.device))
     classes = model.head.out_features - kind.extra_outputs
     takes: dict[str, Any] = {"dtype": floating_type(model), "integers": getattr(model, "integers", False)}

@@ -354,7 +354,7 @@ def test_the_loss_checks_what_it_is_given(call, sentence: str) -> None:
 
 
 def test_the_loss_checks_its_settings() -> None:
-    with pytest.raises(EowError, match="leave unknown_rate out"):
+    with pytest.raises(EowError, match="leave unknown_rate and fence out"):
         OpenWorldLoss(small_model(), unknown_rate=0.1)
     with pytest.raises(EowError, match=r"loss\.lamda: did you mean loss\.lam"):
         OpenWorldLoss(small_model(), lamda=1.0)

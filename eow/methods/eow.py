@@ -27,12 +27,14 @@ from torch.nn.functional import cross_entropy
 
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, open_prediction
+from eow.methods.fence import Fence
 from eow.models import SplitModel, frozen_statistics
 from eow.openworld import prior_shift
 from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts, Tally
 from eow.sampling.langevin import noise_scale, run_chain
 from eow.seeds import derive, own_randomness
 
+MOST_FENCED = 50_000  # training samples whose features a fence is fitted on
 PROFILED = 256  # training samples whose features the chains of `diagnose` may start from
 
 
@@ -43,6 +45,7 @@ class EOWOptions(NoOptions):
     lam: float = 0.1  # λ, the weight of the energy term
     unknown_rate: float | str = "trained"  # the share of unknowns that the finished network expects: λ/(1+λ) or ρ
     start_epoch: int | float = 0.6  # the energy term's first epoch (from 0); below 1, a share of the epochs
+    fence: int = 0  # the rank of the fence around the training features (fence.py); 0: none
     chains: int = 64  # a step, on each device
     start: str = "noise:0.5,mixed:0.5"  # where chains start, see sampling/chains.py
     start_width: float = 0.1  # of the noise: U(-width, width)
@@ -104,9 +107,18 @@ class EOW(Method):
             raise EowError(
                 f"method.encoder='joint' needs chains that start from features or mixed, not {options.start!r}"
             )
+        self.fence = self.make_fence() if options.fence else None
         self.active = True
         self.sampler: Sampler | None = None
         self.tally = Tally()
+
+    def make_fence(self) -> Fence:
+        if self.options.fence < 0 or self.model.cut is None:
+            raise EowError(
+                f"method.fence is {self.options.fence}: give a rank of at least 1, and a model of named stages, or "
+                "0 for none"
+            )
+        return Fence(self.model.head.in_features, self.options.fence)
 
     def prepare(self, device: torch.device, rank: int = 0) -> None:
         super().prepare(device, rank)
@@ -159,6 +171,17 @@ class EOW(Method):
         """Replace the prior odds λ of training by those of `unknown_rate`, in the bias of the unknown logit."""
         with torch.no_grad():
             self.model.head.bias[-1] += self.shift
+        if self.fence is not None:
+            self.fence.fit(self.last_features(train))
+
+    def last_features(self, train: Any) -> Tensor:
+        """What the head reads of the training set, of every so many samples where there are too many."""
+        every, body = -(-len(train.dataset) // MOST_FENCED), self.before_head().encoder
+        with frozen_statistics(body), torch.no_grad():
+            return torch.cat([body(x)[::every].float().cpu() for x, _ in train.in_order()])
+
+    def before_head(self) -> SplitModel:
+        return self.model.recut(self.model.cuts[-1])
 
     def diagnose(self, train: Any) -> dict[str, Any] | None:
         """The energy of one batch of chains before every step and at the end, mean and 10 and 90 % quantiles, at 101
@@ -186,4 +209,9 @@ class EOW(Method):
         }  # fmt: skip
 
     def answer(self, x: Tensor) -> Prediction:
-        return open_prediction(self.model(x))
+        if self.fence is None:
+            return open_prediction(self.model(x))
+        split = self.before_head()
+        z = split.encoder(x)
+        logits = split.tail(z).float()
+        return open_prediction(torch.cat([logits[:, :-1], logits[:, -1:] + self.fence.rise(z)[:, None]], 1))

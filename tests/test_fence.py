@@ -1,0 +1,120 @@
+"""The fence around the training features: its distance against the covariance written out, what it leaves alone and
+what it keeps out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from problems import blobs, small_model
+from torch import Tensor
+
+import eow
+from eow import runs
+from eow.config import build, resolve
+from eow.errors import EowError
+from eow.methods.eow import EOW, EOWOptions
+from eow.methods.fence import INSIDE, SLOPE, Fence
+
+
+def features(count: int = 4000, width: int = 6, seed: int = 0) -> Tensor:
+    """Gaussian, long in two directions that are no axes, away from the origin."""
+    stream = torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(9)))[0]
+    scale = torch.tensor([5.0, 3.0, *[0.5] * (width - 2)])
+    return torch.randn(count, width, generator=stream) * scale @ rotation + 7
+
+
+def fitted(z: Tensor, rank: int) -> Fence:
+    fence = Fence(z.shape[1], rank)
+    fence.fit(z)
+    return fence
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5, 50])
+def test_the_distance_is_mahalanobis_with_one_variance_for_the_rest(rank: int) -> None:
+    z = features()
+    half = z[::2].double().numpy()
+    values, vectors = np.linalg.eigh(np.cov(half.T, bias=True))
+    kept = min(rank, 5)
+    values[: 6 - kept] = values[: 6 - kept].mean()
+    inverse = vectors @ np.diag(1 / values) @ vectors.T
+    move = features(100, seed=3).double().numpy() - half.mean(0)
+    expected = np.einsum("ni,ij,nj->n", move, inverse, move) / 6
+    np.testing.assert_allclose(fitted(z, rank).distance(features(100, seed=3)), expected, rtol=1e-4)
+
+
+def test_about_one_new_sample_in_a_hundred_lies_outside_however_few_there_were() -> None:
+    """Also where the half that it is fitted on has hardly more samples than dimensions."""
+    for count, width, low, high in ((20_000, 6, 0.007, 0.013), (400, 100, 0.002, 0.04)):
+        fence = fitted(features(count, width), 64)
+        outside = (fence.rise(features(20_000, width, seed=5)) > 0).double().mean()
+        assert low < outside < high
+    assert INSIDE == 0.99
+
+
+def test_the_unknown_rises_outside_and_only_there() -> None:
+    fence, middle = fitted(features(), 2), features().mean(0)
+    away = features(500, seed=2) - middle
+    assert (fence.rise(middle + 0.2 * away) == 0).all()
+    distance = fence.distance(middle + 9 * away)
+    torch.testing.assert_close(fence.rise(middle + 9 * away), SLOPE * (distance / fence.radius - 1).clamp_min(0))
+
+
+def test_features_without_any_spread_are_fenced_too() -> None:
+    z = features()
+    z[:, 3] = 1.0
+    fence = fitted(z, 5)  # the rest is the one direction without any
+    assert torch.isfinite(fence.rise(z)).all()
+    far = z[:10].clone()
+    far[:, 3] = 2.0
+    assert (fence.rise(far) > 100).all()
+    same = fitted(torch.ones(10, 4), 2)
+    assert (same.rise(torch.ones(3, 4)) == 0).all()
+
+
+def test_a_fenced_method_keeps_its_words_inside_and_says_unknown_outside() -> None:
+    x, y = blobs(300)
+    data = eow.data.Dataset("blobs", "train", x, y, ("a", "b", "c"))
+    batches = eow.data.loader.Batches(data, 50, eow.data.loader.Transform((0.0,), (1.0,)), torch.device("cpu"))
+    model = small_model()
+    plain, fenced = (EOW(model, build(EOWOptions, {"fence": rank}, "method"), 3, (4,)) for rank in (0, 4))
+    with pytest.raises(AssertionError):  # not fitted: no number that could pass for one
+        torch.testing.assert_close(
+            fenced.predict(torch.from_numpy(x)).unknown, plain.predict(torch.from_numpy(x)).unknown
+        )
+    fenced.finish(batches, None)
+    near, far = torch.from_numpy(x), 100 * torch.from_numpy(x)
+    same = fenced.predict(near).unknown == plain.predict(near).unknown
+    assert same.double().mean() > 0.97
+    assert (fenced.predict(far).unknown > 0.99).all()
+    assert (plain.predict(far).unknown > 0.99).double().mean() < 0.9
+
+
+def test_a_fence_is_trained_saved_exported_and_counted_as_a_logit(tmp_path: Path) -> None:
+    from eow.deployed import load as open_file
+    from eow.export import export
+
+    wishes = {"train": {"epochs": 3}, "model": {"hidden": [32]}, "method": {"start_epoch": 1, "fence": 8}}
+    runs.train(resolve(wishes), tmp_path / "run", progress=False)
+    run = runs.load(tmp_path / "run")
+    images = eow.data.load("digits", split="test").inputs[:30]
+    noise = np.random.default_rng(0).choice([0, 255], images.shape).astype(np.uint8)
+    both = torch.from_numpy(np.concatenate([images, noise]))
+    said = run.method.predict(run.transform(both), 0.1)
+    assert (said.unknown[30:] > 0.5).double().mean() > 0.8 > 0.3 > (said.unknown[:30] > 0.5).double().mean()
+    export(tmp_path / "run", tmp_path / "model.onnx", unknown_rate=0.1)
+    answers = open_file(tmp_path / "model.onnx").predict(both.numpy())
+    np.testing.assert_allclose(answers.unknown, said.unknown, atol=1e-5)
+
+
+def test_what_no_fence_can_be_is_said() -> None:
+    with pytest.raises(EowError, match=r"method\.fence is -1"):
+        EOW(small_model(), build(EOWOptions, {"fence": -1}, "method"), 3, (4,))
+    by_hand = eow.SplitModel(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))
+    with pytest.raises(EowError, match="a model of named stages"):
+        EOW(by_hand, build(EOWOptions, {"fence": 2}, "method"), 3, (4,))
+    with pytest.raises(EowError, match="leave fence out"):
+        eow.fit(by_hand, blobs(40), fence=2)
+    with pytest.raises(EowError, match="at least 4 training samples"):
+        fitted(torch.ones(3, 2), 1)
