@@ -32,6 +32,7 @@ from eow.data.catalog import CATALOG
 from eow.data.loader import Batches
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device
+from eow.methods.fence import Fence
 from eow.methods.temperature import fit_temperature
 from eow.models import frozen_statistics
 from eow.openworld import prior_shift, shifted_probabilities, softmax
@@ -61,12 +62,20 @@ def anywhere(state: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def prefix(config: RunConfig, data: RunData, place: Place, epochs: int) -> dict[str, Tensor]:
+    """The state after so many epochs; the energy term of `config` must not have begun."""
+    training = begin(config, data, place)
+    for line in training.epochs():
+        if line["epoch"] + 1 == epochs:
+            break
+    return {name: each.clone() for name, each in anywhere(training.state()).items()}
+
+
 def go_on(training: Training, state: dict[str, Tensor], first: int) -> float:
     """Train from epoch `first` on, from a state of a network that may have been cut elsewhere; the seconds it took."""
     names = {anywhere({name: each}).popitem()[0]: name for name, each in training.state().items()}
     optimizer = {name: each for name, each in state.items() if name.startswith("optimizer.")}
-    own = training.state()
-    training.restore({**{names[name]: state.get(name, own[names[name]]) for name in names}, **optimizer})
+    training.restore({**{names[name]: state[name] for name in names}, **optimizer})
     return sum(line["seconds"] for line in training.epochs(first))
 
 
@@ -132,39 +141,28 @@ def features_of(training: Training, dataset: Dataset, transform: Any) -> tuple[T
     """What the head reads, and the unknown's log-odds."""
     model, device = training.method.model, training.place.device
     found: list[Tensor] = []
-    hook = model.head.register_forward_pre_hook(lambda module, given: found.append(given[0].double()))
+    hook = model.head.register_forward_pre_hook(lambda module, given: found.append(given[0].float()))
     try:
         with frozen_statistics(model), torch.no_grad():
             batches = Batches(dataset, 1000, transform, device, resident=False).in_order()
-            logits = torch.cat([model(x).double() for x, _ in batches])
+            logits = torch.cat([model(x).float() for x, _ in batches])
     finally:
         hook.remove()
     return torch.cat(found), logits[:, -1] - logits[:, :-1].logsumexp(1)
 
 
 def fenced(training: Training, data: RunData, known: Dataset, outliers: dict[str, Dataset]) -> dict[str, Any]:
-    """Would a fence around the training features tell far outliers? D(z) is the mean squared distance of probabilistic
-    PCA, fitted on one half of the training features; beyond the 99 % quantile τ of the other half the unknown's
-    log-odds are raised by 10 (D/τ - 1). For each rank: the share of known samples beyond τ and each set's AUROC."""
+    """What a fence (eow/methods/fence.py) would do, for each rank: the share of known samples, and of others, beyond it,
+    and the AUROC by unknown."""
     train, _ = features_of(training, data.train, data.transform)
-    one, other = train[::2], train[1::2]
-    middle = one.mean(0)
-    values, vectors = torch.linalg.eigh((one - middle).T @ (one - middle) / len(one))
-    values, vectors = values.flip(0), vectors.flip(1)
     parts = {name: features_of(training, each, data.transform) for name, each in {"known": known, **outliers}.items()}
     found: dict[str, Any] = {}
-    for rank in sorted({min(rank, len(values) - 1) for rank in RANKS}):
-        rest = values[rank:].mean().clamp_min(1e-12)
-        scale = values[:rank].clamp_min(rest).rsqrt()
-
-        def distance(z: Tensor, rank: int = rank, rest: Tensor = rest, scale: Tensor = scale) -> Tensor:
-            inside = (z - middle) @ vectors[:, :rank]
-            outside = (z - middle).square().sum(1) - inside.square().sum(1)
-            return ((inside * scale).square().sum(1) + outside / rest) / z.shape[1]
-
-        fence = distance(other).quantile(0.99)
-        raised = {name: odds + 10 * (distance(z) / fence - 1).clamp_min(0) for name, (z, odds) in parts.items()}
-        beyond = {name: float((distance(z) > fence).double().mean()) for name, (z, _) in parts.items()}
+    for rank in sorted({min(rank, train.shape[1] - 1) for rank in RANKS}):
+        fence = Fence(train.shape[1], rank).to(train.device)
+        fence.fit(train)
+        rises = {name: fence.rise(z) for name, (z, _) in parts.items()}
+        raised = {name: odds + rises[name] for name, (_, odds) in parts.items()}
+        beyond = {name: float((rise > 0).double().mean()) for name, rise in rises.items()}
         aurocs = {name: metrics.auroc(-raised["known"].cpu(), -raised[name].cpu()) for name in outliers}
         found[str(rank)] = {"beyond": beyond, "auroc": aurocs}
     return found
@@ -174,7 +172,8 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
     variants = json.loads(arguments.variants.read_text())
     train = {"epochs": arguments.epochs} if arguments.epochs else {}
     common = {
-        "data": {"name": arguments.data, "holdout": arguments.holdout, "limit": arguments.limit},
+        "data": {"name": arguments.data, "holdout": arguments.holdout, "limit": arguments.limit,
+                 "allow_unofficial": arguments.allow_unofficial},
         "model": {"name": arguments.model}, "train": train, "seed": arguments.seed,
     }  # fmt: skip
     config = resolve({**common, "method": {"name": "eow"}})
@@ -183,22 +182,22 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
     config = resolve({**common, "method": late})
     data, place = load_sets(config.data, arguments.seed), Place(pick_device(config.train.device))
     known, outliers = sets_of(data, arguments.outliers, arguments.seed)
-    prefix, began = begin(config, data, place), time.perf_counter()
-    for line in prefix.epochs():
-        if line["epoch"] + 1 == first:
-            break
-    state = {name: each.clone() for name, each in anywhere(prefix.state()).items()}
     found: dict[str, Any] = {"config": arguments.__dict__ | {"variants": str(arguments.variants)}, "first": first}
-    found |= {"prefix_seconds": time.perf_counter() - began, "variants": []}
-    del prefix
+    found |= {"prefix_seconds": [], "variants": []}
+    states: dict[str, dict[str, Tensor]] = {}
     for variant in variants:
         wanted = variant["method"]
         method = {"name": "eow", "start_epoch": first, **(wanted or {})}
         model = {"name": arguments.model, **variant.get("model", {})}
+        network = json.dumps({key: value for key, value in model.items() if key != "cut"})
+        if network not in states:
+            began = time.perf_counter()
+            states[network] = prefix(resolve({**common, "model": model, "method": late}), data, place, first)
+            found["prefix_seconds"].append(time.perf_counter() - began)
         training = begin(resolve({**common, "model": model, "method": method}), data, place)
         if wanted is None:
             training.method.begin_epoch = lambda epoch, epochs, method=training.method: setattr(method, "active", False)  # type: ignore[method-assign]
-        seconds = go_on(training, state, first)
+        seconds = go_on(training, states[network], first)
         said = [compute(training.method, each, data.transform, place.device) for each in (known, *outliers.values())]
         odds = None if wanted is None else training.method.options.lam
         figures = measured(said[0], dict(zip(outliers, said[1:])), odds)
@@ -247,6 +246,7 @@ def main() -> None:
     parser.add_argument("--holdout", type=float, default=0.1)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--allow-unofficial", action="store_true", help="files that are not the published ones")
     parser.add_argument("--outliers", type=Path)
     parser.add_argument("--out", type=Path, default=Path("found.json"))
     show(search(parser.parse_args()))

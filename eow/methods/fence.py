@@ -38,8 +38,8 @@ class Fence(nn.Module):
         self.register_buffer("radius", torch.tensor(torch.nan))  # τ
 
     def fit(self, features: Tensor) -> None:
-        """The fence of (N, D) features, on the CPU in double precision."""
-        z = features.detach().cpu().double()
+        """The fence of (N, D) features, in double precision."""
+        z = features.detach().double()
         one, other = z[::2], z[1::2]
         if len(other) < 2:
             raise EowError(f"a fence needs at least 4 training samples, not {len(z)}: set method.fence=0")
