@@ -152,8 +152,8 @@ def features_of(training: Training, dataset: Dataset, transform: Any) -> tuple[T
 
 
 def fenced(training: Training, data: RunData, known: Dataset, outliers: dict[str, Dataset]) -> dict[str, Any]:
-    """What a fence (eow/methods/fence.py) would do, for each rank: the share of known samples, and of others, beyond it,
-    and the AUROC by unknown."""
+    """What a fence (eow/methods/fence.py) would do, for each rank: the share of each set beyond it, and the AUROC by
+    unknown."""
     train, _ = features_of(training, data.train, data.transform)
     parts = {name: features_of(training, each, data.transform) for name, each in {"known": known, **outliers}.items()}
     found: dict[str, Any] = {}
