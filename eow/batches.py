@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from eow.data.dataset import Dataset as StoredDataset
 from eow.errors import EowError
@@ -197,6 +197,13 @@ def dataset_loader(data: Any, batch: int, what: str, *, training: bool = True) -
         return data
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not len(data):
         raise EowError(f"the {what} is a Dataset without samples or without a length: pass a list of its batches")
+    try:
+        default_collate([data[0]])
+    except TypeError as error:
+        raise EowError(
+            f"the samples of the {what} cannot be put into a batch ({str(error).splitlines()[0]}): give the Dataset a "
+            "transform to tensors, or pass a DataLoader with its own collate_fn"
+        ) from None
     return DataLoader(data, batch_size=min(batch, len(data)), shuffle=training, drop_last=training)
 
 

@@ -64,7 +64,7 @@ def compare(
     rows = [row(*each) for each in FIGURES]
     for name in shared_sets([others for side in sides for _, others in side]):
         for score, of in SCORES.items():
-            if score != "unknown" or all(opened):
+            if score != "unknown" or (all(opened) and unknown_rate != 0):  # at a rate of 0 there is none
                 pair = partial(lambda known, others, name, of: (of(known), of(others[name])), name=name, of=of)
                 rows.append(row(f"auroc_{score}", "auroc", pair, name))
     return rows

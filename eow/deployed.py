@@ -1,8 +1,8 @@
 """An exported model at work: an .onnx file that `eow export` wrote, run by onnxruntime. torch is not imported.
 
-The file holds everything: weights, normalisation, unknown rate and threshold are its graph; class names, λ and where it
-comes from are its metadata, each entry a JSON text. A file from elsewhere may be wrong in any way: every entry, every
-tensor's type and every answer is checked, and weights that lie in other files are not followed.
+The file holds everything: weights, normalisation, unknown rate and threshold are its graph; class names, the prior odds
+of unknown and where it comes from are its metadata, each entry a JSON text. A file from elsewhere may be wrong in any
+way: every entry, every tensor's type and every answer is checked, and weights that lie in other files are not followed.
 """
 
 import json
@@ -77,7 +77,9 @@ def read_card(texts: dict[str, str]) -> Card:
         value = said[key]
         if value is not None and not (type(value) in (int, float) and 0 <= value <= highest and value < math.inf):
             raise ValueError(f"{key} is {value!r}")
-    if said["odds"] == 0 or said["unknown_rate"] == 1 or (said["odds"] is None and said["unknown_rate"] is not None):
+    if said["odds"] is not None and not 1e-30 <= said["odds"] <= 1e30:
+        raise ValueError(f"odds of {said['odds']!r}")
+    if said["unknown_rate"] == 1 or (said["odds"] is None and said["unknown_rate"] is not None):
         raise ValueError(f"an unknown rate of {said['unknown_rate']!r} with odds {said['odds']!r}")
     return Card(**{**said, "classes": tuple(said["classes"]), "shape": tuple(said["shape"])})
 
@@ -130,7 +132,7 @@ class Deployed:
         card = self.card
         if card.odds is None:
             raise EowError(
-                f"an unknown rate replaces the λ of an unknown logit, and {self.path} ({card.method}) knows of none: "
+                f"an unknown rate needs an unknown logit, and {self.path} ({card.method}) knows of none: "
                 "leave the rate out, or export a model of eow"
             )
         if card.unknown_rate == 0:

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from eow import __version__
 from eow.batches import check_finite, inputs_of
+from eow.config import convert
 from eow.deployed import Answers, Card, first_line
 from eow.errors import EowError
 from eow.export import in_batches, kept, named
+from eow.fitting import plain
 from eow.methods.base import Method, label_or_unknown, open_prediction
 from eow.models import SplitModel
 from eow.openworld import prior_shift
@@ -53,7 +55,11 @@ def export_model(
     error. `classes` are names for the metadata, else "0", "1" and so on. The format is onnx (.onnx) or torch (.pt2).
     """
     path, own = named(path, format), network(model)
-    odds = float(model.options.odds if isinstance(model, Method) else getattr(model, "odds", 0.0))
+    unknown_rate, threshold = (
+        None if each is None else convert(plain({name: each})[name], float, name)
+        for name, each in (("unknown_rate", unknown_rate), ("threshold", threshold))
+    )
+    odds = model.odds() if isinstance(model, Method) else float(getattr(model, "odds", 0.0))
     if odds <= 0 and (unknown_rate is not None or hasattr(own, "odds")):
         raise EowError("the model's unknown logit has not been trained, so it has no prior odds yet: eow.fit it first")
     if threshold is not None and not 0 <= threshold <= 1:
@@ -90,6 +96,10 @@ def network(model: Any) -> SplitModel:
     """A copy of the network on the CPU in float32: the caller's stays as and where it is."""
     if isinstance(model, Method) and not model.extra_outputs:
         raise EowError(f"{model.options.name} has no unknown logit: export a run of it, or fit with method='eow'")
+    if getattr(model, "fence", None) is not None:
+        raise EowError(
+            "the method has a fence, which is no part of its model: export its run's folder, as eow export does"
+        )
     split = model.model if isinstance(model, Method) else model
     if not isinstance(split, SplitModel):
         raise EowError(

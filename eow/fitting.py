@@ -73,6 +73,11 @@ def fit(
     seed = convert(plain({"seed": seed})["seed"], int, "seed")
     check_training(settings, seed, "fit")
     chosen = build(kind.Options, plain(options), "method")
+    if getattr(chosen, "shift", 0.0) and not upgraded:
+        raise EowError(
+            "the model would not know that its prior was changed, and another fit would change it again: leave "
+            "unknown_rate out and give it to eow.predict, or eow.upgrade a model"
+        )
     if getattr(chosen, "fence", 0):
         raise EowError("a fence is fitted on a whole training set, which eow.fit does not keep: leave fence out")
     place = Place(pick_device(settings.device))
@@ -122,5 +127,7 @@ def first_batch(batches: LoaderBatches) -> tuple[Tensor, Tensor]:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Python's numbers for numpy's, which come out of arrays and grids."""
-    return {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
+    """Python's numbers for numpy's and torch's, which come out of arrays and grids."""
+    single = {key: isinstance(value, np.generic) or (isinstance(value, Tensor) and value.dim() == 0)
+              for key, value in settings.items()}  # fmt: skip
+    return {key: value.item() if single[key] else value for key, value in settings.items()}

@@ -60,7 +60,7 @@ class Predictions:
             raise EowError(
                 f"{self.manifest['method']} has no unknown logit: leave the unknown rate out, or train with eow"
             )
-        return self.logits, prior_shift(rate, self.manifest["odds"])
+        return self.logits, prior_shift(rate, odds_in(self.manifest))
 
     def at_unknown_rate(self, rate: float) -> "Predictions":
         """The same predictions for an expected share `rate` of unknowns: the unknown logit is shifted, nothing is run
@@ -137,11 +137,16 @@ def fault_of(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> str | N
     classes, logits = arrays["probs"].shape[1], arrays.get("logits")
     if logits is not None and logits.shape[1] not in (classes, classes + 1):
         return f"{logits.shape[1]} logits for {classes} classes"
-    odds = manifest.get("odds")
+    odds = odds_in(manifest)
     absent = odds is None and (logits is None or logits.shape[1] == classes)  # only an unknown logit needs it
     if not absent and not (isinstance(odds, int | float) and odds > 0):
         return f"its header says that the odds of unknown are {odds!r}"
     return None
+
+
+def odds_in(manifest: dict[str, Any]) -> Any:
+    """The prior odds of unknown; files of eow before 0.1.0 called them by the λ that they were."""
+    return manifest.get("odds", manifest.get("lam"))
 
 
 def file_name(name: str) -> str:

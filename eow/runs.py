@@ -191,6 +191,7 @@ def optimise(
         if last >= 0:  # the loop has gone back to the last good state: keep it
             checkpoints.save(training, folder, place, last, data.train.hash)
             if place.rank == 0:
+                training.method.conclude()
                 write_weights(training.method, data, config, folder)
             what = f"the last good weights, of epoch {last + 1}, are in {folder}"
         raise EowError(f"{diverged}. Given up after {config.train.rollbacks} rollbacks; {what}") from None

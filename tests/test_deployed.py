@@ -177,7 +177,7 @@ def test_other_things_are_refused(tmp_path: Path) -> None:
         ("classes", None), ("classes", "[]"), ("classes", '["a"]'), ("classes", '[1, 2]'), ("classes", '{"a": 1}'),
         ("classes", "[" * 100_000), ("classes", "no json"), ("threshold", '"high"'), ("threshold", "NaN"),
         ("threshold", "-1"), ("threshold", "true"), ("threshold", None), ("unknown_rate", "1"), ("unknown_rate", "[]"),
-        ("odds", "0"), ("odds", "Infinity"), ("odds", "-1"), ("shape", "[]"), ("shape", "[1, 8]"),
+        ("odds", "0"), ("odds", "Infinity"), ("odds", "-1"), ("odds", "5e-324"), ("shape", "[]"), ("shape", "[1, 8]"),
         ("shape", "[1, 8, 9]"), ("shape", "[64]"), ("shape", '"x"'), ("shape", "[1.0, 8.0, 8.0]"),
         ("shape", "[true, 8, 8]"), ("method", "3"), ("provenance", "3"), ("certificate", "3"),
     ],

@@ -111,3 +111,16 @@ def test_pixels_that_run_away_are_told_apart_from_data(tmp_path: Path) -> None:
     with pytest.raises(EowError, match=r"the chains' mean energy reached .*Given up after 1 rollbacks; no epoch was"):
         runs.train(wild, tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "weights.safetensors").exists()
+
+
+def test_a_run_that_is_given_up_has_the_prior_its_settings_say_and_no_fence(tmp_path: Path) -> None:
+    x = torch.from_numpy(load("digits", split="test").inputs[:20])
+    for name, extra in (("prior", {"unknown_rate": 0.9}), ("fence", {"fence": 4})):
+        with pytest.raises(EowError, match="the last good weights"):
+            runs.train(config(step=1e38, **extra), tmp_path / name, progress=False)
+    run = runs.load(tmp_path / "prior")
+    given, own = (run.method.predict(run.transform(x), rate).unknown for rate in (0.9, None))
+    torch.testing.assert_close(given, own)
+    run = runs.load(tmp_path / "fence")
+    with pytest.raises(EowError, match="has not been fitted yet"):
+        run.method.predict(run.transform(x))

@@ -212,3 +212,22 @@ def test_wishes_that_cannot_be_met_are_refused(
     with pytest.raises(EowError, match=words):
         eow.export_model(given.pop("model"), tmp_path / given.pop("path"), given.pop("example"), **given)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_fence_is_no_part_of_the_model() -> None:
+    from eow.config import build
+    from eow.methods.eow import EOW, EOWOptions
+
+    method = EOW(small_model(), build(EOWOptions, {"fence": 2}, "method"), 3, (4,))
+    with pytest.raises(EowError, match="the method has a fence"):
+        eow.export_model(method, "model.onnx", torch.zeros(2, 4))
+
+
+def test_numbers_of_arrays_are_numbers(tmp_path: Path) -> None:
+    model = raised(eow.upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))))
+    rate, threshold = np.float32(0.25), torch.tensor(0.5)
+    eow.export_model(model, tmp_path / "m.onnx", torch.randn(5, 4), unknown_rate=rate, threshold=threshold)
+    card = deployed.load(tmp_path / "m.onnx").card
+    assert (card.unknown_rate, card.threshold) == (0.25, 0.5)
+    with pytest.raises(EowError, match="threshold is 'high'"):
+        eow.export_model(model, tmp_path / "n.onnx", torch.randn(5, 4), threshold="high")

@@ -34,7 +34,7 @@ def fitted(z: Tensor, rank: int) -> Fence:
 @pytest.mark.parametrize("rank", [1, 2, 5, 50])
 def test_the_distance_is_mahalanobis_with_one_variance_for_the_rest(rank: int) -> None:
     z = features()
-    half = z[::2].double().numpy()
+    half = z[torch.randperm(len(z), generator=torch.Generator().manual_seed(0))][::2].double().numpy()
     values, vectors = np.linalg.eigh(np.cov(half.T, bias=True))
     kept = min(rank, 5)
     values[: 6 - kept] = values[: 6 - kept].mean()
@@ -73,16 +73,41 @@ def test_features_without_any_spread_are_fenced_too() -> None:
     assert (same.rise(torch.ones(3, 4)) == 0).all()
 
 
+def test_a_batch_of_one_is_told_what_a_batch_of_all_is_in_single_precision() -> None:
+    """A network's features: units that never speak, and others that hardly move, beside a few that do."""
+    z = features(3000, 40).clamp_min(0) * torch.logspace(0, -6, 40)
+    z[:, 20:25] = 0
+    fence = fitted(z, 39)
+    whole, alone = fence.rise(z[:50]), torch.cat([fence.rise(row[None]) for row in z[:50]])
+    exact = fitted(z, 39).double().rise(z[:50].double())
+    torch.testing.assert_close(whole, alone, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(whole.double(), exact.double(), atol=1e-3, rtol=1e-3)
+
+
+def test_the_order_of_the_samples_does_not_matter() -> None:
+    """Two classes far from each other, one after the other in turn: halves by turns would hold one class each."""
+    z = features(2000)
+    z[::2] += 300
+    shuffled = z[torch.randperm(2000, generator=torch.Generator().manual_seed(1))]
+    assert fitted(z, 3).radius == pytest.approx(fitted(shuffled, 3).radius.item(), rel=0.2)
+
+
+def test_however_far_it_is_the_answer_is_a_number() -> None:
+    for fence in (fitted(features(), 3), fitted(torch.zeros(10, 6), 2)):
+        for far in (1.0, 1e6, 1e25, 3e38):
+            rise = fence.rise(torch.full((2, 6), far))
+            assert torch.isfinite(rise).all()
+            assert (rise > 100).all() or far == 1.0
+
+
 def test_a_fenced_method_keeps_its_words_inside_and_says_unknown_outside() -> None:
     x, y = blobs(300)
     data = eow.data.Dataset("blobs", "train", x, y, ("a", "b", "c"))
     batches = eow.data.loader.Batches(data, 50, eow.data.loader.Transform((0.0,), (1.0,)), torch.device("cpu"))
     model = small_model()
     plain, fenced = (EOW(model, build(EOWOptions, {"fence": rank}, "method"), 3, (4,)) for rank in (0, 4))
-    with pytest.raises(AssertionError):  # not fitted: no number that could pass for one
-        torch.testing.assert_close(
-            fenced.predict(torch.from_numpy(x)).unknown, plain.predict(torch.from_numpy(x)).unknown
-        )
+    with pytest.raises(EowError, match="has not been fitted yet"):
+        fenced.predict(torch.from_numpy(x))
     fenced.finish(batches, None)
     near, far = torch.from_numpy(x), 100 * torch.from_numpy(x)
     same = fenced.predict(near).unknown == plain.predict(near).unknown

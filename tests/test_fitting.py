@@ -242,6 +242,23 @@ def test_a_second_fit_begins_at_its_own_odds(trained: nn.Module, digits: dict[st
     assert float(model.odds) == 0.5
 
 
+def test_the_method_of_an_earlier_fit_says_what_the_model_says_now(
+    trained: nn.Module, digits: dict[str, Tensor]
+) -> None:
+    model, x, y = upgrade(trained), digits["x"][:64], digits["y"][:64]
+    first = fit(model, (x, y), epochs=1, unknown_rate=0.5)
+    fit(model, (x, y), epochs=1, lam=0.01)
+    torch.testing.assert_close(predict(first, x, 0.2).unknown, predict(model, x, 0.2).unknown)
+
+
+def test_a_head_without_bias_can_be_fitted_but_not_shifted() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(40))
+    model = SplitModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Linear(8, 4, bias=False))
+    assert torch.isfinite(fit(model, (x, y), epochs=1).predict(x).unknown).all()
+    with pytest.raises(EowError, match="another fit would change it again"):
+        fit(model, (x, y), epochs=1, unknown_rate=0.1)
+
+
 def balanced(model: UpgradedModel, loss: OpenWorldLoss, x: Tensor, y: Tensor) -> tuple[float, float]:
     """mean h[K+1] on the data and λ mean (1 - h[K+1]) on negatives: equal where the unknown's bias has no gradient."""
     method = loss.method(x, y)

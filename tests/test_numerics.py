@@ -154,7 +154,7 @@ def write_predictions(folder: Path, count: int, classes: int, size: float, kind:
             "logits": logits, "probs": h[:, :-1].copy(), "unknown": h[:, -1].copy(), "confidence": h[:, :-1].max(1),
             "label": h[:, :-1].argmax(1), "labels": random.integers(classes, size=count),
         }  # fmt: skip
-        about = {"name": name, "key": "", "method": "eow", "lam": LAM}
+        about = {"name": name, "key": "", "method": "eow", "odds": LAM}
         write(folder / "predictions" / f"{name}.safetensors", arrays, about)
     write_json(folder / "summary.json", {})
     return folder

@@ -137,3 +137,10 @@ def test_other_headers_are_refused(tmp_path: Path, manifest: Any) -> None:
     write(tmp_path / "x.safetensors", arrays(), manifest)
     with pytest.raises(EowError, match=r"x\.safetensors (does not hold predictions|is damaged)"):
         read(tmp_path / "x.safetensors")
+
+
+def test_files_that_call_the_odds_lam_are_read(tmp_path: Path) -> None:
+    older = {**{key: value for key, value in MANIFEST.items() if key != "odds"}, "lam": 0.25}
+    write(tmp_path / "x.safetensors", arrays(), older)
+    unknown = read(tmp_path / "x.safetensors").at_unknown_rate(0.5).unknown  # logits of 0: 1/4 of the odds each
+    np.testing.assert_allclose(unknown, 4 / 7, rtol=1e-6)

@@ -90,6 +90,9 @@ class Method(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 
+    def conclude(self) -> None:
+        """What the end of training changes without looking at data, also in a run that is given up."""
+
     def finish(self, train: Any, holdout: Any) -> None:
         """A post-hoc part after the last epoch. Both are data.loader.Batches, `holdout` the part of the training set
         that training has not seen, or None where the run has none; no method is ever given test data."""
@@ -112,7 +115,12 @@ class Method(nn.Module):
             return said
         if said.logits is None or not self.extra_outputs:
             raise EowError(f"{self.options.name} has no unknown logit: leave the unknown rate out, or train with eow")
-        return shifted_prediction(said.logits, prior_shift(unknown_rate, self.options.odds))
+        return shifted_prediction(said.logits, prior_shift(unknown_rate, self.odds()))
+
+    def odds(self) -> float:
+        """The prior odds of "unknown" in what the network says: the model's own, where it has been trained again since,
+        and remembers."""
+        return float(getattr(self.model, "odds", 0.0)) or self.options.odds
 
     def trouble(self, means: dict[str, float]) -> str | None:
         """Why training must not go on like this, seen in the means of the loss terms; None when all is well. A loss

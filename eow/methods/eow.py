@@ -28,6 +28,7 @@ from torch.nn.functional import cross_entropy
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, open_prediction
 from eow.methods.fence import Fence
+from eow.methods.holdout import require_fitted
 from eow.models import SplitModel, frozen_statistics
 from eow.openworld import prior_shift
 from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts, Tally
@@ -65,7 +66,8 @@ class EOWOptions(NoOptions):
     @property
     def odds(self) -> float:
         """The prior odds of "unknown" in what the finished network says."""
-        return self.lam * math.exp(self.shift)
+        rate = self.unknown_rate
+        return rate / (1 - rate) if isinstance(rate, float) else self.lam
 
     @property
     def shift(self) -> float:
@@ -98,6 +100,8 @@ class EOW(Method):
                 f"method.steps is {options.steps} and method.step {options.step}: they must be at least 0 and above 0"
             )
         self.shift = options.shift  # what is wrong with it is said now, not after training
+        if self.shift and model.head.bias is None:
+            raise EowError("method.unknown_rate shifts a bias, which the model's head does not have: leave it out")
         noise_scale(options.noise, options.step)
         self.starts = Starts(
             options.start, model.feature_shape(self.in_shape), options.chains,
@@ -167,18 +171,26 @@ class EOW(Method):
     def counters(self) -> dict[str, float]:
         return self.tally.read()
 
-    def finish(self, train: Any, holdout: Any) -> None:
+    def conclude(self) -> None:
         """Replace the prior odds λ of training by those of `unknown_rate`, in the bias of the unknown logit."""
-        with torch.no_grad():
-            self.model.head.bias[-1] += self.shift
+        if self.shift:
+            with torch.no_grad():
+                self.model.head.bias[-1] += self.shift
+
+    def finish(self, train: Any, holdout: Any) -> None:
+        self.conclude()
         if self.fence is not None:
             self.fence.fit(self.last_features(train))
 
     def last_features(self, train: Any) -> Tensor:
-        """What the head reads of the training set, of every so many samples where there are too many."""
-        every, body = -(-len(train.dataset) // MOST_FENCED), self.before_head().encoder
+        """What the head reads of the training set, or of a random part of it where it is too large."""
+        share, stream = MOST_FENCED / len(train.dataset), torch.Generator().manual_seed(derive("fence", self.seed))
+        body, parts = self.before_head().encoder, []
         with frozen_statistics(body), torch.no_grad():
-            return torch.cat([body(x)[::every].float().cpu() for x, _ in train.in_order()])
+            for x, _ in train.in_order():
+                z = body(x).float().cpu()
+                parts.append(z if share >= 1 else z[torch.rand(len(z), generator=stream) < share])
+        return torch.cat(parts)
 
     def before_head(self) -> SplitModel:
         return self.model.recut(self.model.cuts[-1])
@@ -207,6 +219,11 @@ class EOW(Method):
             "energy": o.energy, "start": o.start, "chains": energy.shape[1], "step": places.tolist(),
             **{name: [v if math.isfinite(v) else None for v in curve.tolist()] for name, curve in curves.items()},
         }  # fmt: skip
+
+    def predict(self, x: Tensor, unknown_rate: float | None = None) -> Prediction:
+        if self.fence is not None:
+            require_fitted(self, self.fence.radius)
+        return super().predict(x, unknown_rate)
 
     def answer(self, x: Tensor) -> Prediction:
         if self.fence is None:

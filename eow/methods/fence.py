@@ -20,6 +20,9 @@ from eow.errors import EowError
 
 SLOPE = 10.0  # at twice the distance of the fence the odds of "unknown" are e^10 times as high
 INSIDE = 0.99  # the share of the second half that lies inside
+NARROWEST = 0.01  # no direction counts as narrower than this share of the typical deviation
+FARTHEST = 1e15  # what is farther is as far as that: its square is still a number in float32
+HIGHEST = 1e4  # the most that a logit is raised
 
 
 class Fence(nn.Module):
@@ -30,38 +33,42 @@ class Fence(nn.Module):
         rank = min(rank, width - 1)
         self.middle: Tensor
         self.axes: Tensor
+        self.spread: Tensor
         self.rest: Tensor
         self.radius: Tensor
         self.register_buffer("middle", torch.full((width,), torch.nan))
-        self.register_buffer("axes", torch.full((width, rank), torch.nan))  # divided by their standard deviations
-        self.register_buffer("rest", torch.tensor(torch.nan))  # standard deviation in all other directions
+        self.register_buffer("axes", torch.full((width, rank), torch.nan))  # of length 1
+        self.register_buffer("spread", torch.full((rank,), torch.nan))  # standard deviations along them
+        self.register_buffer("rest", torch.tensor(torch.nan))  # and in all other directions
         self.register_buffer("radius", torch.tensor(torch.nan))  # τ
 
     def fit(self, features: Tensor) -> None:
         """The fence of (N, D) features, in double precision."""
-        z = features.detach().double()
+        # Shuffled: in their own order the halves might be two classes.
+        order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
+        z = features.detach().double()[order.to(features.device)]
         one, other = z[::2], z[1::2]
         if len(other) < 2:
             raise EowError(f"a fence needs at least 4 training samples, not {len(z)}: set method.fence=0")
         middle, rank = one.mean(0), self.axes.shape[1]
         values, vectors = torch.linalg.eigh((one - middle).T @ (one - middle) / len(one))
         values, vectors = values.flip(0), vectors.flip(1)
-        # Where all features are the same in some direction, any step in it would be infinitely far.
-        rest = values[rank:].mean().clamp_min(1e-9 * values.mean()).clamp_min(1e-30)
+        # Where the features do not move at all, any step would be infinitely far, and rounding is a step.
+        rest = values[rank:].mean().clamp_min(NARROWEST**2 * values.mean()).clamp_min(1e-30)
         self.middle.copy_(middle)
-        self.axes.copy_(vectors[:, :rank] * values[:rank].clamp_min(rest).rsqrt())
+        self.axes.copy_(vectors[:, :rank])
+        self.spread.copy_(values[:rank].clamp_min(rest).sqrt())
         self.rest.copy_(rest.sqrt())
         reach = self.distance(other.to(self.middle)).double()
         self.radius.copy_(reach.quantile(INSIDE).clamp_min(1e-30))
 
     def distance(self, z: Tensor) -> Tensor:
-        """D(z): 1 on average where the model is right."""
-        move = (z - self.middle).float()
-        inside = move @ self.axes
-        # The part along the axes, at the scale of the rest, so that both are of one size before they are subtracted.
-        along = inside / (self.axes.norm(dim=0) * self.rest)
-        outside = ((move / self.rest).square().sum(1) - along.square().sum(1)).clamp_min(0)
-        return (inside.square().sum(1) + outside) / z.shape[1]
+        """D(z): 1 on average where the model is right. Finite for all finite features."""
+        move = (z.float() - self.middle).clamp(-FARTHEST, FARTHEST)
+        along = move @ self.axes
+        across = move - along @ self.axes.T  # subtracted before squaring: squares would cancel
+        parts = torch.cat([along / self.spread, across / self.rest], 1).clamp(-FARTHEST, FARTHEST)
+        return parts.square().sum(1) / z.shape[1]
 
     def rise(self, z: Tensor) -> Tensor:
-        return SLOPE * (self.distance(z) / self.radius - 1).clamp_min(0)
+        return (SLOPE * (self.distance(z) / self.radius - 1)).clamp_min(0).clamp_max(HIGHEST)
