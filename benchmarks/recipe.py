@@ -75,7 +75,8 @@ def go_on(training: Training, state: dict[str, Tensor], first: int) -> float:
     """Train from epoch `first` on, from a state of a network that may have been cut elsewhere; the seconds it took."""
     names = {anywhere({name: each}).popitem()[0]: name for name, each in training.state().items()}
     optimizer = {name: each for name, each in state.items() if name.startswith("optimizer.")}
-    training.restore({**{names[name]: state[name] for name in names}, **optimizer})
+    own = training.state()
+    training.restore({**{names[name]: state.get(name, own[names[name]]) for name in names}, **optimizer})
     return sum(line["seconds"] for line in training.epochs(first))
 
 
@@ -189,10 +190,12 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
         wanted = variant["method"]
         method = {"name": "eow", "start_epoch": first, **(wanted or {})}
         model = {"name": arguments.model, **variant.get("model", {})}
-        network = json.dumps({key: value for key, value in model.items() if key != "cut"})
+        # The cut decides nothing before there are chains, and a quadratic unknown is linear until then.
+        network = json.dumps({key: value for key, value in model.items() if key not in ("cut", "unknown")})
         if network not in states:
             began = time.perf_counter()
-            states[network] = prefix(resolve({**common, "model": model, "method": late}), data, place, first)
+            plain = {"name": arguments.model, **json.loads(network)}
+            states[network] = prefix(resolve({**common, "model": plain, "method": late}), data, place, first)
             found["prefix_seconds"].append(time.perf_counter() - began)
         training = begin(resolve({**common, "model": model, "method": method}), data, place)
         if wanted is None:

@@ -11,6 +11,7 @@ from eow.config import build
 from eow.errors import EowError
 from eow.methods import METHODS, Method
 from eow.methods.base import closed_prediction, open_prediction
+from eow.models.layers import OpenLinear
 from eow.openworld import prior_shift, shifted_probabilities
 
 
@@ -240,3 +241,15 @@ def test_without_a_rate_the_end_of_training_changes_nothing() -> None:
 def test_an_unknown_rate_is_a_share(rate: object) -> None:
     with pytest.raises(EowError, match=r"method\.unknown_rate"):
         make(unknown_rate=rate)
+
+
+def test_a_quadratic_unknown_is_bent_by_negatives_only() -> None:
+    """Before the energy term begins its square stays 0 and has no gradient; from then on it has one."""
+    method, (x, y) = make(start_epoch=1), batch()
+    head = OpenLinear(method.model.head)
+    method.model.tail.head = head
+    for epoch, moved in ((0, False), (1, True)):
+        method.begin_epoch(epoch, 2)
+        found = gradients(method, method(x, y))
+        assert ("model.tail.head.square" in found) == moved
+    assert head.curved

@@ -26,7 +26,7 @@ HIDDEN = {"hidden": [16, 16]}
 def test_a_variant_from_a_prefix_is_the_whole_run(cut: str, unknown: str) -> None:
     place = Place(torch.device("cpu"))
     common = {"data": DATA, "train": {"epochs": 3}}
-    earlier = resolve({**common, "model": {**HIDDEN, "unknown": unknown}, "method": {"start_epoch": 2}})
+    earlier = resolve({**common, "model": HIDDEN, "method": {"start_epoch": 2}})
     config = resolve({**common, "model": {**HIDDEN, "cut": cut, "unknown": unknown}, "method": {"start_epoch": 1}})
     data = load_sets(config.data, 0)
     state = recipe.prefix(earlier, data, place, 1)

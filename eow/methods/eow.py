@@ -30,6 +30,7 @@ from eow.methods.base import Method, NoOptions, Prediction, open_prediction
 from eow.methods.fence import Fence
 from eow.methods.holdout import require_fitted
 from eow.models import SplitModel, frozen_statistics
+from eow.models.layers import OpenLinear
 from eow.openworld import prior_shift
 from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts, Tally
 from eow.sampling.langevin import noise_scale, run_chain
@@ -137,6 +138,8 @@ class EOW(Method):
                 f"method.start_epoch is {start} of {epochs} epochs: the energy term would never start, lower it"
             )
         self.active = epoch >= (min(round(start * epochs), epochs - 1) if start < 1 else start)
+        if isinstance(self.model.head, OpenLinear):
+            self.model.head.curved = self.active
 
     def phase(self) -> bool:
         return self.active
