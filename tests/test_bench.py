@@ -54,7 +54,7 @@ def grid(tmp_path: Path) -> Grid:
 
 def kill_one_worker(runs: Path) -> None:
     """Wait for a run that is in the middle of its training and kill the process that holds its folder."""
-    ends = time.monotonic() + 280
+    ends = time.monotonic() + 500
     while time.monotonic() < ends:
         for folder in runs.glob("*-eow-*"):
             halfway = (folder / "checkpoint.safetensors").exists() and not (folder / "summary.json").exists()
