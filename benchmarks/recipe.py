@@ -28,7 +28,6 @@ from eow import metrics
 from eow.config import RunConfig, resolve
 from eow.console import print_table
 from eow.data import Dataset
-from eow.data.catalog import CATALOG
 from eow.data.loader import Batches
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device
@@ -37,22 +36,12 @@ from eow.methods.temperature import fit_temperature
 from eow.models import frozen_statistics
 from eow.openworld import prior_shift, shifted_probabilities, softmax
 from eow.predictions import compute
-from eow.runs import make_method
+from eow.runs import begin
 from eow.training import Training
 
 RATES = (0.02, 0.01)
 RANKS = (32, 128, 512)  # of the fences that are tried
 Arrays = dict[str, np.ndarray]
-
-
-def begin(config: RunConfig, data: RunData, place: Place) -> Training:
-    """The method on its device, ready to be trained, as runs.prepare makes it; the data is loaded once for all."""
-    method = make_method(config, len(data.train.classes), data.train.shape)
-    method.to(place.device)
-    method.prepare(place.device)
-    augment = CATALOG[config.data.name].augmentation if config.data.name in CATALOG else "none"
-    batches = Batches(data.train, config.train.batch, data.transform, place.device, seed=config.seed, augment=augment)
-    return Training(method, batches, config.train, place, config.seed)
 
 
 def anywhere(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -140,16 +129,14 @@ def scores(logits: np.ndarray, opened: bool) -> dict[str, np.ndarray]:
 
 def features_of(training: Training, dataset: Dataset, transform: Any) -> tuple[Tensor, Tensor]:
     """What the head reads, and the unknown's log-odds."""
-    model, device = training.method.model, training.place.device
-    found: list[Tensor] = []
-    hook = model.head.register_forward_pre_hook(lambda module, given: found.append(given[0].float()))
-    try:
-        with frozen_statistics(model), torch.no_grad():
-            batches = Batches(dataset, 1000, transform, device, resident=False).in_order()
-            logits = torch.cat([model(x).float() for x, _ in batches])
-    finally:
-        hook.remove()
-    return torch.cat(found), logits[:, -1] - logits[:, :-1].logsumexp(1)
+    split, found = training.method.before_head(), []
+    with frozen_statistics(split), torch.no_grad():
+        for x, _ in Batches(dataset, 1000, transform, training.place.device, resident=False).in_order():
+            z = split.encoder(x)
+            logits = split.tail(z).float()
+            found.append((z.float(), logits[:, -1] - logits[:, :-1].logsumexp(1)))
+    features, odds = zip(*found)
+    return torch.cat(features), torch.cat(odds)
 
 
 def fenced(training: Training, data: RunData, known: Dataset, outliers: dict[str, Dataset]) -> dict[str, Any]:
@@ -180,7 +167,6 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
     config = resolve({**common, "method": {"name": "eow"}})
     first = round(arguments.branch * config.train.epochs)
     late = {"name": "eow", "start_epoch": config.train.epochs - 1}  # a prefix ends before
-    config = resolve({**common, "method": late})
     data, place = load_sets(config.data, arguments.seed), Place(pick_device(config.train.device))
     known, outliers = sets_of(data, arguments.outliers, arguments.seed)
     found: dict[str, Any] = {"config": arguments.__dict__ | {"variants": str(arguments.variants)}, "first": first}

@@ -85,6 +85,11 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
+def plain(value: Any) -> Any:
+    """Python's numbers and lists for numpy's and torch's, which come out of arrays and grids."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def convert(value: Any, wanted: Any, key: str) -> Any:
     """`value` as the annotated type `wanted`, or an error that names the key. Whole floats are not ints, bools are no
     numbers."""

@@ -32,7 +32,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from eow.config import LARGEST, WIDEST, TrainConfig, check_range, convert
+from eow.config import LARGEST, WIDEST, TrainConfig, check_range, convert, plain
 from eow.console import training_bar
 from eow.data.dataset import Dataset
 from eow.data.loader import Batches, Transform
@@ -289,11 +289,6 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
                 f"warm_start goes on with hidden layers of {widths}, not {hidden}: leave hidden_layer_sizes as it was"
             )
         return np.array([numbers[label] for label in classes.tolist()])
-
-
-def plain(value: Any) -> Any:
-    """Python's numbers for numpy's, which come out of grids."""
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def scaler_of(X: np.ndarray) -> StandardScaler:

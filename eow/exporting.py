@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from eow import __version__
 from eow.batches import check_finite, inputs_of
-from eow.config import convert
+from eow.config import convert, plain
 from eow.deployed import Answers, Card, first_line
 from eow.errors import EowError
 from eow.export import in_batches, kept, named
-from eow.fitting import plain
-from eow.methods.base import Method, label_or_unknown, open_prediction
+from eow.methods.base import Method, label_or_unknown, open_prediction, shifted_prediction
 from eow.models import SplitModel
 from eow.openworld import prior_shift
 from eow.predicting import ask
@@ -31,9 +30,8 @@ class Answering(nn.Module):
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         logits = self.model(inputs).float()
-        if self.shift is not None:
-            logits = torch.cat([logits[:, :-1], logits[:, -1:] + self.shift], 1)
-        return answered(open_prediction(logits), self.threshold)
+        said = open_prediction(logits) if self.shift is None else shifted_prediction(logits, self.shift)
+        return answered(said, self.threshold)
 
 
 def export_model(
@@ -56,7 +54,7 @@ def export_model(
     """
     path, own = named(path, format), network(model)
     unknown_rate, threshold = (
-        None if each is None else convert(plain({name: each})[name], float, name)
+        None if each is None else convert(plain(each), float, name)
         for name, each in (("unknown_rate", unknown_rate), ("threshold", threshold))
     )
     odds = model.odds() if isinstance(model, Method) else float(getattr(model, "odds", 0.0))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from eow.batches import (
@@ -14,7 +13,7 @@ from eow.batches import (
     is_arrays,
     outlier_loader,
 )
-from eow.config import TrainConfig, build, check_training, convert
+from eow.config import TrainConfig, build, check_training, convert, plain
 from eow.console import training_bar
 from eow.distributed import Place, pick_device
 from eow.errors import EowError
@@ -67,12 +66,13 @@ def fit(
     if upgraded and method == "eow":
         options = {"start_epoch": 0, **options}
     wishes = {"epochs": epochs, "batch": batch, "optimizer": optimizer, "lr": lr, "weight_decay": weight_decay}
+    wishes = {key: plain(value) for key, value in wishes.items()}
     # Somebody else's forward may wait for the device, which a captured step must not.
     graph = {"graph": "off"} if upgraded else {}
-    settings = build(TrainConfig, {**plain(wishes), "device": str(device), **graph}, "fit")
-    seed = convert(plain({"seed": seed})["seed"], int, "seed")
+    settings = build(TrainConfig, {**wishes, "device": str(device), **graph}, "fit")
+    seed = convert(plain(seed), int, "seed")
     check_training(settings, seed, "fit")
-    chosen = build(kind.Options, plain(options), "method")
+    chosen = build(kind.Options, {key: plain(value) for key, value in options.items()}, "method")
     if getattr(chosen, "shift", 0.0) and not upgraded:
         raise EowError(
             "the model would not know that its prior was changed, and another fit would change it again: leave "
@@ -124,10 +124,3 @@ def first_batch(batches: LoaderBatches) -> tuple[Tensor, Tensor]:
     if len(seen) < 2:
         raise EowError(f"all labels are {seen.pop()}: nothing can be learned of one class, add samples of another")
     return first
-
-
-def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Python's numbers for numpy's and torch's, which come out of arrays and grids."""
-    single = {key: isinstance(value, np.generic) or (isinstance(value, Tensor) and value.dim() == 0)
-              for key, value in settings.items()}  # fmt: skip
-    return {key: value.item() if single[key] else value for key, value in settings.items()}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from eow.batches import check_finite, dataset_loader, inputs_in, inputs_of
 from eow.errors import EowError
-from eow.methods.base import Method, Prediction, label_or_unknown, open_prediction
+from eow.methods.base import Method, Prediction, label_or_unknown, open_prediction, shifted_prediction
 from eow.models import SplitModel, frozen_statistics
 from eow.openworld import prior_shift
 
@@ -73,9 +73,7 @@ def ask(model: SplitModel, x: Tensor, shift: float | None) -> Prediction:
                 f"the model cannot take inputs of shape {tuple(x.shape)} ({str(error).splitlines()[0]}): pass a batch, "
                 "x[None] for a single one"
             ) from error
-    if shift is not None:
-        logits[:, -1] += shift
-    return open_prediction(logits)
+    return open_prediction(logits) if shift is None else shifted_prediction(logits, shift)
 
 
 def inputs(model: nn.Module, x: Any) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.progress import Progress
 
 from eow import checkpoints, stopping, storage
 from eow import config as configs
@@ -119,7 +120,13 @@ def check(config: RunConfig, folder: str | Path, *, resume: bool, world: int) ->
 
 def prepare(config: RunConfig, place: Place, progress: bool) -> tuple[RunData, Training]:
     """The data of a run, and its method on its device, ready to be trained."""
-    data, wanted = load_sets(config.data, config.seed), config.data
+    data = load_sets(config.data, config.seed)
+    return data, begin(config, data, place, training_bar(progress and place.rank == 0))
+
+
+def begin(config: RunConfig, data: RunData, place: Place, bar: Progress | None = None) -> Training:
+    """The method on its device, ready to be trained on data that is loaded already."""
+    wanted = config.data
     method = make_method(config, len(data.train.classes), data.train.shape)
     method.to(place.device)
     method.prepare(place.device, place.rank)
@@ -134,8 +141,7 @@ def prepare(config: RunConfig, place: Place, progress: bool) -> tuple[RunData, T
         )  # fmt: skip
 
     holdout = batches_of(data.holdout) if data.holdout is not None and config.train.holdout_epochs else None
-    bar = training_bar(progress and place.rank == 0)
-    return data, Training(method, batches_of(data.train), config.train, place, config.seed, holdout=holdout, bar=bar)
+    return Training(method, batches_of(data.train), config.train, place, config.seed, holdout=holdout, bar=bar)
 
 
 def take_over(method: Method, source: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
-from eow.methods.base import Method, Prediction, closed_prediction, label_or_unknown, open_prediction
+from eow.methods.base import Method, Prediction, closed_prediction, label_or_unknown, shifted_prediction
 from eow.methods.dble import DBLE, distances
 from eow.methods.shrink import Shrink
 from eow.methods.temperature import Temperature
@@ -60,7 +60,7 @@ class Graph(nn.Module):
         said = self.answer((x - self.mean) / self.std)
         if self.shift is not None:
             assert said.logits is not None
-            said = open_prediction(torch.cat([said.logits[:, :-1], said.logits[:, -1:] + self.shift], 1))
+            said = shifted_prediction(said.logits, self.shift)
         return answered(said, self.threshold)
 
     def answer(self, x: Tensor) -> Prediction:

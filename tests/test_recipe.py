@@ -11,6 +11,7 @@ from eow.config import resolve
 from eow.data.sets import load_sets
 from eow.distributed import Place
 from eow.metrics import nll
+from eow.runs import begin
 
 spec = importlib.util.spec_from_file_location("recipe", Path(__file__).parent.parent / "benchmarks" / "recipe.py")
 assert spec is not None
@@ -30,7 +31,7 @@ def test_a_variant_from_a_prefix_is_the_whole_run(cut: str, unknown: str) -> Non
     config = resolve({**common, "model": {**HIDDEN, "cut": cut, "unknown": unknown}, "method": {"start_epoch": 1}})
     data = load_sets(config.data, 0)
     state = recipe.prefix(earlier, data, place, 1)
-    branch, whole = recipe.begin(config, data, place), recipe.begin(config, data, place)
+    branch, whole = begin(config, data, place), begin(config, data, place)
     recipe.go_on(branch, state, 1)
     for _ in whole.epochs():
         pass

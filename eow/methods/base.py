@@ -158,8 +158,6 @@ def label_or_unknown(said: Prediction, threshold: float | None) -> Tensor:
     return torch.where(said.confidence.double() >= threshold, said.label, -1)
 
 
-def shifted_prediction(logits: Tensor, shift: float) -> Prediction:
-    """The same for another prior of the unknown: `shift` is added to its logit."""
-    logits = logits.clone()
-    logits[:, -1] += shift
-    return open_prediction(logits)
+def shifted_prediction(logits: Tensor, shift: float | Tensor) -> Prediction:
+    """The same with `shift`, one number or a column of one a sample, added to the unknown logit: another prior, say."""
+    return open_prediction(torch.cat([logits[:, :-1], logits[:, -1:] + shift], 1))

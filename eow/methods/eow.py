@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from eow.errors import EowError
-from eow.methods.base import Method, NoOptions, Prediction, open_prediction
+from eow.methods.base import Method, NoOptions, Prediction, open_prediction, shifted_prediction
 from eow.methods.fence import Fence
 from eow.methods.holdout import require_fitted
 from eow.models import SplitModel, frozen_statistics
@@ -233,5 +233,4 @@ class EOW(Method):
             return open_prediction(self.model(x))
         split = self.before_head()
         z = split.encoder(x)
-        logits = split.tail(z).float()
-        return open_prediction(torch.cat([logits[:, :-1], logits[:, -1:] + self.fence.rise(z)[:, None]], 1))
+        return shifted_prediction(split.tail(z).float(), self.fence.rise(z)[:, None])
