@@ -188,6 +188,11 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
             training.method.begin_epoch = lambda epoch, epochs, method=training.method: setattr(method, "active", False)  # type: ignore[method-assign]
         seconds = go_on(training, states[network], first)
         said = [compute(training.method, each, data.transform, place.device) for each in (known, *outliers.values())]
+        if arguments.keep:
+            kept = {name: one["logits"].astype(np.float16) for name, one in zip(("known", *outliers), said)}
+            arguments.keep.mkdir(parents=True, exist_ok=True)
+            path = arguments.keep / f"{len(found['variants']):02d}.npz"
+            np.savez_compressed(path, labels=said[0]["labels"], **kept)
         odds = None if wanted is None else training.method.options.lam
         figures = measured(said[0], dict(zip(outliers, said[1:])), odds)
         figures["fence"] = fenced(training, data, known, outliers)
@@ -237,6 +242,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--allow-unofficial", action="store_true", help="files that are not the published ones")
     parser.add_argument("--outliers", type=Path)
+    parser.add_argument("--keep", type=Path, help="a folder for every variant's logits, in half precision")
     parser.add_argument("--out", type=Path, default=Path("found.json"))
     show(search(parser.parse_args()))
 

@@ -74,7 +74,11 @@ def make_optimizer(module: nn.Module, settings: TrainConfig, rate: Tensor) -> to
     if settings.optimizer == "adam":  # decoupled decay where there is any: AdamW; with none it is Adam
         return torch.optim.AdamW(parameters, lr, weight_decay=decay, fused=cuda, capturable=cuda)
     nesterov = settings.nesterov and settings.momentum > 0
-    return torch.optim.SGD(parameters, lr, settings.momentum, weight_decay=decay, nesterov=nesterov, fused=cuda)
+    sgd = torch.optim.SGD(parameters, lr, settings.momentum, weight_decay=decay, nesterov=nesterov, fused=cuda)
+    if settings.momentum:  # as torch's first step would; but fused, a parameter that joins later finds none and fails
+        for parameter in parameters:
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd
 
 
 def distributed(method: Method, place: Place) -> DistributedDataParallel:
@@ -301,6 +305,11 @@ class Training:
         self.optimizer.load_state_dict(
             {"state": optimizer, "param_groups": self.optimizer.state_dict()["param_groups"]}
         )
+        # It has copied the rate, and put new tensors where captured steps still know the old ones.
+        self.graphs.clear()
+        if self.rate.is_cuda:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate
 
     def _tensors(self) -> dict[str, Tensor]:
         return {**dict(self.method.named_parameters()), **dict(self.method.named_buffers())}

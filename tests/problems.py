@@ -33,6 +33,8 @@ def blobs(samples: int = 300, classes: int = 3, width: int = 4, seed: int = 0) -
     return (centres[labels] + random.normal(size=(samples, width))).astype(np.float32), labels.astype(np.int64)
 
 
-def small_model(classes: int = 3, width: int = 4, extra: int = 1, norm: str = "none") -> SplitModel:
+def small_model(
+    classes: int = 3, width: int = 4, extra: int = 1, norm: str = "none", unknown: str = "linear"
+) -> SplitModel:
     torch.manual_seed(0)
-    return build("mlp", classes + extra, (width,), hidden=(16, 16), norm=norm)
+    return build("mlp", classes + extra, (width,), hidden=(16, 16), norm=norm, unknown=unknown)

@@ -13,6 +13,7 @@ from eow.models.layers import OpenLinear
 from eow.sampling import ENERGIES, Sampler, kernels, run_chain, sample
 from eow.sampling.energies import logit_gradient
 from eow.sampling.freezing import freeze
+from eow.training import Training
 
 NETS = [
     ("mlp", (1, 8, 8), {}),
@@ -339,6 +340,40 @@ def test_captured_steps_train_like_eager_ones(method: str) -> None:
         runs[graph] = ([line["ce"] for line in lines], [p.detach().clone() for p in training.method.parameters()])
     torch.testing.assert_close(torch.tensor(runs["on"][0]), torch.tensor(runs["off"][0]), atol=5e-3, rtol=0.05)
     assert runs["on"][0][-1] < runs["on"][0][0] / 3
+
+
+@needs_gpu
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("anew", [True, False], ids=["in a new process", "after steps that were captured"])
+def test_a_restored_state_goes_on_on_a_gpu(optimizer: str, anew: bool) -> None:
+    """With the schedule's rates, with the optimiser's own past, and with an unknown that bends from epoch 4 on."""
+    from test_training import make_training
+
+    def fresh() -> Training:
+        settings = {"precision": "fp32", "optimizer": optimizer, "lr": 0.05 if optimizer == "sgd" else 0.01}
+        return make_training(device=torch.device("cuda"), graph="on", unknown="quadratic", **settings)
+
+    whole = fresh()
+    lines = list(whole.epochs())
+    other = fresh()
+    for line in other.epochs():
+        if line["epoch"] == 2:
+            break
+    state = {name: tensor.clone() for name, tensor in other.state().items()}
+    if anew:
+        other = fresh()
+    else:
+        list(other.epochs(3))
+    other.restore(state)
+    rest = list(other.epochs(3))
+    for key in ("ce", "energy", "lr"):
+        want = [line[key] for line in lines[3:] if key in line]
+        assert want, key
+        assert [line[key] for line in rest if key in line] == pytest.approx(want, rel=0.02), key
+    assert rest[-1]["lr"] < rest[0]["lr"] / 2
+    for name, tensor in whole.state().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(other.state()[name], tensor, rtol=0.02, atol=0.005)
 
 
 @needs_gpu

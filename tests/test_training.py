@@ -44,10 +44,13 @@ def test_short_trainings_have_a_schedule_too(epochs: int) -> None:
         assert all(0 < learning_rate(step, total, 1, TrainConfig(lr=0.1)) <= 0.1 for step in range(total))
 
 
-def make_training(method: str = "eow", batch: int = 30, device: torch.device = CPU, **settings: object) -> Training:
+def make_training(
+    method: str = "eow", batch: int = 30, device: torch.device = CPU, unknown: str = "linear", **settings: object
+) -> Training:
     kind = METHODS[method]
     x, y = map(torch.from_numpy, blobs())
-    trained = kind(small_model(extra=kind.extra_outputs), build(kind.Options, {}, "method"), 3, (4,)).to(device)
+    model = small_model(extra=kind.extra_outputs, unknown=unknown)
+    trained = kind(model, build(kind.Options, {}, "method"), 3, (4,)).to(device)
     trained.prepare(device)
     loader = LoaderBatches(DataLoader(TensorDataset(x, y), batch, shuffle=True), 3, device)
     return Training(
