@@ -39,7 +39,7 @@ from eow.predictions import compute
 from eow.runs import begin
 from eow.training import Training
 
-RATES = (0.02, 0.01)
+RATES = (0.02, 0.01, 0.005, 0.002)
 RANKS = (32, 128, 512)  # of the fences that are tried
 Arrays = dict[str, np.ndarray]
 

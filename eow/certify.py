@@ -91,7 +91,7 @@ def unseen_part(run: "Run", data: "RunData") -> "Dataset":
             f"the run in {run.folder} has seen all its training data: train again with data.certify=0.1, which keeps "
             "a tenth of it for the threshold"
         )
-    elif run.method.needs_holdout or run.config.train.holdout_epochs:
+    elif run.method.uses_holdout(run.config.method) or run.config.train.holdout_epochs:
         raise EowError(
             f"the held-out data of the run in {run.folder} was used by {run.config.method.name}, so it cannot certify "
             "it: train again with data.certify=0.1, which keeps a tenth of the training data for the threshold"

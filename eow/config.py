@@ -268,9 +268,13 @@ def check(config: RunConfig) -> None:
     for key, value in dataclasses.asdict(config.method).items():
         if type(value) is int:  # what is too small for a method, it says itself
             check_range(f"method.{key}", value, -LARGEST, LARGEST)
-    if method.needs_holdout and not data.holdout:
-        raise EowError(f"{config.method.name} is fitted on held-out training data: set data.holdout, for example 0.1")
-    if method.needs_holdout and train.holdout_epochs:
+    fitted = method.uses_holdout(config.method)
+    if fitted and not data.holdout:
+        otherwise = "" if method.needs_holdout else ", or method.calibrate=none"
+        raise EowError(
+            f"{config.method.name} is fitted on held-out training data: set data.holdout, for example 0.1{otherwise}"
+        )
+    if fitted and train.holdout_epochs:
         raise EowError(f"{config.method.name} must not train on what it is fitted on: set train.holdout_epochs=0")
     if train.holdout_epochs and not data.holdout:
         raise EowError("train.holdout_epochs needs held-out data: set data.holdout, for example data.holdout=5000")

@@ -80,6 +80,8 @@ def fit(
         )
     if getattr(chosen, "fence", 0):
         raise EowError("a fence is fitted on a whole training set, which eow.fit does not keep: leave fence out")
+    if kind.uses_holdout(chosen):
+        raise EowError("calibrate is fitted on held-out data, which eow.fit has none of: leave it out")
     place = Place(pick_device(settings.device))
     classes = model.head.out_features - kind.extra_outputs
     takes: dict[str, Any] = {"dtype": floating_type(model), "integers": getattr(model, "integers", False)}

@@ -93,11 +93,12 @@ class OpenWorldLoss(nn.Module):
         if "start_epoch" in options:
             raise EowError("a loss knows no epochs: leave start_epoch out, and use cross-entropy until you want it")
         self.model, self.seed = model, seed
-        if {"unknown_rate", "fence"} & options.keys():
+        if {"unknown_rate", "calibrate", "fence"} & options.keys():
             raise EowError(
-                "a loss knows no end of training: leave unknown_rate and fence out, and give the rate to eow.predict"
+                "a loss knows no end of training: leave unknown_rate, calibrate and fence out, and give the rate to "
+                "eow.predict"
             )
-        self.options = build(EOWOptions, {**options, "unknown_rate": "trained", "fence": 0}, "loss")
+        self.options = build(EOWOptions, options, "loss")
         self.classes = model.head.out_features - EOW.extra_outputs
         self.last: dict[str, Tensor] = {}
         # In a list: registered, the method would put the model into the state dict a second time.

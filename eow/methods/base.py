@@ -50,6 +50,11 @@ class Method(nn.Module):
     costlier: ClassVar[str] = ""  # how a prediction costs more than one forward pass, for `eow methods`
     extra_outputs: ClassVar[int] = 0  # logits beyond the K classes
 
+    @classmethod
+    def uses_holdout(cls, options: Any) -> bool:
+        """Whether `finish` will be fitted on held-out data with these options."""
+        return cls.needs_holdout
+
     def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
         super().__init__()
         if classes < 2:

@@ -28,7 +28,8 @@ from torch.nn.functional import cross_entropy
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, open_prediction, shifted_prediction
 from eow.methods.fence import Fence
-from eow.methods.holdout import require_fitted
+from eow.methods.holdout import collect, require_fitted
+from eow.methods.temperature import fit_temperature_and_bias
 from eow.models import SplitModel, frozen_statistics
 from eow.models.layers import OpenLinear
 from eow.openworld import prior_shift
@@ -37,6 +38,7 @@ from eow.sampling.langevin import noise_scale, run_chain
 from eow.seeds import derive, own_randomness
 
 MOST_FENCED = 50_000  # training samples whose features a fence is fitted on
+PRIOR_WIDTH = 0.5  # of log T before any held-out sample is seen; a few hundred of them outweigh it
 PROFILED = 256  # training samples whose features the chains of `diagnose` may start from
 
 
@@ -44,12 +46,15 @@ PROFILED = 256  # training samples whose features the chains of `diagnose` may s
 class EOWOptions(NoOptions):
     name: ClassVar[str] = "eow"
     energy: Literal["paper", "proof", "complement"] = "paper"
-    lam: float = 0.1  # λ, the weight of the energy term
+    lam: float = 0.02  # λ, the weight of the energy term
     unknown_rate: float | str = "trained"  # the share of unknowns that the finished network expects: λ/(1+λ) or ρ
-    start_epoch: int | float = 0.6  # the energy term's first epoch (from 0); below 1, a share of the epochs
+    calibrate: Literal["none", "holdout"] = (
+        "none"  # holdout: fit a temperature and the rate ρ to data.holdout at the end
+    )
+    start_epoch: int | float = 0.67  # the energy term's first epoch (from 0); below 1, a share of the epochs
     fence: int = 0  # the rank of the fence around the training features (fence.py); 0: none
     chains: int = 64  # a step, on each device
-    start: str = "noise:0.5,mixed:0.5"  # where chains start, see sampling/chains.py
+    start: str = "features"  # where chains start, see sampling/chains.py
     start_width: float = 0.1  # of the noise: U(-width, width)
     buffer_size: int = 10_000
     restart: float = 0.05
@@ -101,8 +106,11 @@ class EOW(Method):
                 f"method.steps is {options.steps} and method.step {options.step}: they must be at least 0 and above 0"
             )
         self.shift = options.shift  # what is wrong with it is said now, not after training
-        if self.shift and model.head.bias is None:
-            raise EowError("method.unknown_rate shifts a bias, which the model's head does not have: leave it out")
+        if (self.shift or options.calibrate == "holdout") and model.head.bias is None:
+            raise EowError(
+                "method.unknown_rate and method.calibrate shift a bias, which the model's head does not have: leave "
+                "them out"
+            )
         noise_scale(options.noise, options.step)
         self.starts = Starts(
             options.start, model.feature_shape(self.in_shape), options.chains,
@@ -116,6 +124,10 @@ class EOW(Method):
         self.active = True
         self.sampler: Sampler | None = None
         self.tally = Tally()
+
+    @classmethod
+    def uses_holdout(cls, options: Any) -> bool:
+        return bool(options.calibrate == "holdout")
 
     def make_fence(self) -> Fence:
         if self.options.fence < 0 or self.model.cut is None:
@@ -180,8 +192,21 @@ class EOW(Method):
             with torch.no_grad():
                 self.model.head.bias[-1] += self.shift
 
+    def fit_to(self, holdout: Any) -> None:
+        """Divide the logits by a temperature and shift the unknown, in the head's own weights: then the K classes'
+        likelihood on held-out data is highest and the mean unknown there is `unknown_rate`, or what it was."""
+        rate = None if self.options.unknown_rate == "trained" else self.options.unknown_rate
+        temperature, bias = fit_temperature_and_bias(*collect(self, holdout, self.model), rate, width=PRIOR_WIDTH)
+        with torch.no_grad():
+            for parameter in self.model.head.parameters():
+                parameter.div_(temperature)
+            self.model.head.bias[-1] += bias
+
     def finish(self, train: Any, holdout: Any) -> None:
-        self.conclude()
+        if self.options.calibrate == "holdout":
+            self.fit_to(holdout)
+        else:
+            self.conclude()
         if self.fence is not None:
             self.fence.fit(self.last_features(train))
 

@@ -187,24 +187,26 @@ def threshold_curve(confidence: Any, correct: Any) -> ThresholdCurve:
 def scores(probs: Any, unknown: Any, logits: Any, confidence: Any) -> dict[str, np.ndarray]:
     """The scores a model's outputs offer for telling KNOWN from unknown, all higher for what looks known.
 
-    "confidence" as given; "unknown": its negative; "entropy": the negative entropy of `probs` (N, K), in nats, with
-    `unknown` as one more outcome; "energy": log of the sum of exp over the K class logits; "max_logit": the highest
-    of these. `logits` may have K columns, or K+1 with the unknown's last, which is left out. Give None for `logits`
-    or `unknown` where a method has none: its scores are then absent (a constant would score a meaningless 0.5).
+    "confidence" as given; "unknown": its negative; "entropy": the negative entropy, in nats, of `probs` (N, K) with
+    the share of `unknown` spread evenly over the K classes, since of what is unknown nothing is known (as one more
+    outcome a certain unknown would have no entropy, and look as familiar as a certain class); "energy": log of the
+    sum of exp over the K class logits; "max_logit": the highest of these. `logits` may have K columns, or K+1 with the
+    unknown's last, which is left out. Give None for `logits` or `unknown` where a method has none: its scores are then
+    absent (a constant would score a meaningless 0.5).
     Tables are worked on in float64 blocks of rows, and never copied whole.
     """
     table, sure = as_probs(probs), as_array(confidence, "confidence", 1)
     finite(sure, "confidence")
     same_length(sure, table, "confidence", "probs")
     found = {"confidence": sure}
-    negative_entropy = np.concatenate(list(over_rows(plogp_sums, table)))
+    rest = np.zeros(len(table)) if unknown is None else as_array(unknown, "unknown", 1)
     if unknown is not None:
-        rest = as_array(unknown, "unknown", 1)
         within_unit(rest, "unknown")
         same_length(rest, table, "unknown", "probs")
         found["unknown"] = -rest
-        negative_entropy += plogp_sums(rest[:, None])
-    found["entropy"] = negative_entropy
+    evenly = rest / table.shape[1]
+    negative_entropy = over_rows(lambda block, rows: plogp_sums(block + evenly[rows, None]), table)
+    found["entropy"] = np.concatenate(list(negative_entropy))
     if logits is not None:
         raw, classes = as_table(logits, "logits"), table.shape[1]
         same_length(raw, table, "logits", "probs")
@@ -216,7 +218,7 @@ def scores(probs: Any, unknown: Any, logits: Any, confidence: Any) -> dict[str, 
     return found
 
 
-def plogp_sums(probs: np.ndarray, _: slice = slice(None)) -> np.ndarray:
+def plogp_sums(probs: np.ndarray) -> np.ndarray:
     logs = np.maximum(probs, TINY)
     np.log(logs, out=logs)
     logs *= probs

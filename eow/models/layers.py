@@ -106,8 +106,8 @@ class OpenLinear(nn.Linear):
 
     Where known samples lie inside and unknown ones around them, the log-odds of the two are no linear function: with
     one, there are always directions in which the unknown falls without end, and a chain has no lowest energy to go to.
-    It begins with v = 0, as the linear layer it is made from, and stays one while `curved` is False: without negatives
-    cross-entropy alone would bend the unknown away from the data for ever.
+    It begins with v = 0, as the linear layer it is made from, and v is not trained while `curved` is False: without
+    negatives cross-entropy alone would bend the unknown away from the data for ever.
     """
 
     curved = True
@@ -120,11 +120,8 @@ class OpenLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         logits = nn.functional.linear(input, self.weight, self.bias)
-        if not self.curved:
-            return logits
-        return torch.cat(
-            [logits[..., :-1], logits[..., -1:] + nn.functional.linear(input * input, self.square[None])], -1
-        )
+        square = self.square if self.curved else self.square.detach()
+        return torch.cat([logits[..., :-1], logits[..., -1:] + nn.functional.linear(input * input, square[None])], -1)
 
 
 def check_image(model: str, in_shape: Sequence[int], smallest: int) -> None:
