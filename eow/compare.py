@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eow.errors import EowError
-from eow.evaluate import read_all
+from eow.evaluate import read_all, scores_of
 from eow.metrics import auroc, ece, paired_difference
 from eow.metrics.statistics import FEWEST
 from eow.predictions import Predictions, losses
@@ -73,10 +73,15 @@ def compare(
 FIGURES: tuple[tuple[str, str, Any], ...] = (
     ("accuracy", "accuracy", lambda said, _: (said.correct,)),
     ("ece", "ece", lambda said, _: (said.confidence, said.correct)),
+    ("ece_renormalised", "ece", lambda said, _: (said.renormalised, said.correct)),
     ("nll", "nll", lambda said, _: (losses(said),)),
     ("nll_renormalised", "nll", lambda said, _: (losses(said, renormalised=True),)),
 )
-SCORES: dict[str, Any] = {"confidence": lambda said: said.confidence, "unknown": lambda said: -said.unknown}
+SCORES: dict[str, Any] = {
+    "confidence": lambda said: said.confidence,
+    "entropy": lambda said: scores_of(said)["entropy"],
+    "unknown": lambda said: -said.unknown,
+}
 VALUES: dict[str, Any] = {"accuracy": np.mean, "nll": np.mean, "ece": ece, "auroc": auroc}
 
 

@@ -19,10 +19,11 @@ def calibration(said: Predictions) -> dict[str, float]:
     """Accuracy, every calibration error with what a perfectly calibrated model would measure in its place (null), NLL
     of the raw K+1 and of the K-renormalised probabilities, Brier score and parts, AURC, mean confidence and unknown."""
     sure, right, probs, labels = said.confidence, said.correct, said.probs, said.labels
-    null, parts = metrics.null_ece(sure), metrics.brier_parts(sure, right)
+    null, parts, of_known = metrics.null_ece(sure), metrics.brier_parts(sure, right), said.renormalised
     return {
         "accuracy": metrics.accuracy(said.label, labels),
         "ece": metrics.ece(sure, right), "null_ece": null.mean, "null_ece_std": null.std,
+        "ece_renormalised": metrics.ece(of_known, right), "null_ece_renormalised": metrics.null_ece(of_known).mean,
         "ece_paper_compat": metrics.ece(sure, right, paper_compat=True),
         "ece_equal_mass": metrics.ece_equal_mass(sure, right),
         "null_ece_equal_mass": metrics.null_ece_equal_mass(sure).mean,
@@ -92,13 +93,16 @@ def intervals(known: Predictions, others: dict[str, Predictions], rounds: int = 
         KNOWN: {
             "accuracy": interval("accuracy", known.correct),
             "ece": interval("ece", known.confidence, known.correct),
+            "ece_renormalised": interval("ece", known.renormalised, known.correct),
             "nll": interval("nll", losses(known)),
             "nll_renormalised": interval("nll", losses(known, renormalised=True)),
         }
     }
+    ours = scores_of(known) if others else {}
     for name, each in others.items():
         pairs = [("confidence", known.confidence, each.confidence)]
         pairs += [("unknown", -known.unknown, -each.unknown)] if known.open_world else []
+        pairs += [("entropy", ours["entropy"], scores_of(each)["entropy"])]
         found[name] = {f"auroc_{score}": interval("auroc", ours, theirs) for score, ours, theirs in pairs}
     return found
 

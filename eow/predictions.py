@@ -49,6 +49,12 @@ class Predictions:
     def correct(self) -> np.ndarray:
         return self.label == self.labels
 
+    @cached_property
+    def renormalised(self) -> np.ndarray:
+        """The confidence among the K classes alone, floored as in metrics.nll."""
+        total = self.probs.sum(1, dtype=np.float64) + self.probs.shape[1] * FLOOR
+        return np.minimum(np.maximum(self.confidence.astype(np.float64), FLOOR) / total, 1.0)
+
     @property
     def open_world(self) -> bool:
         """Whether the method has an unknown logit, so that an unknown rate can be set."""

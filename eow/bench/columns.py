@@ -34,6 +34,8 @@ FIGURES: dict[str, tuple[str, float, int, str, str]] = {
     "accuracy": ("accuracy %", 100, 2, "high", "acc_pct"),
     "ece": ("ECE %", 100, 2, "low", "ece_pct"),
     "null_ece": ("null ECE %", 100, 2, "", ""),
+    "ece_renormalised": ("ECE of K %", 100, 2, "low", ""),
+    "null_ece_renormalised": ("null ECE of K %", 100, 2, "", ""),
     "smooth_ece": ("smooth ECE %", 100, 2, "low", ""),
     "nll": ("NLL", 1, 3, "low", "nll"),
     "nll_renormalised": ("NLL of K", 1, 3, "low", ""),
