@@ -30,7 +30,9 @@ class DataConfig:
     root: str = ""  # where data sets lie; "" means EOW_DATA, else the user's cache folder
     unknown_classes: tuple[int | str, ...] = ()  # numbers or names; held out of training, used as unknowns
     outliers: tuple[str, ...] = ()  # data sets that are predicted after training, as unknowns
-    holdout: int | float = 0  # cut from the training set: a count, or a share below 1
+    holdout: int | float | str = (
+        0  # cut from the training set: a count, a share below 1, or "auto": see data/dataset.py
+    )
     certify: int | float = 0  # the same, for `eow threshold` alone: nothing is trained or fitted on it
     limit: int = 0  # train on so many samples only, each class in proportion; 0: on all there are
     augment: Literal["auto", "none", "crop", "crop_flip"] = "auto"
@@ -262,7 +264,11 @@ def check(config: RunConfig) -> None:
     train, data, method = config.train, config.data, method_named(config.method.name)
     check_training(train, config.seed)
     for key in ("holdout", "certify", "limit"):
-        check_range(f"data.{key}", getattr(data, key), 0)
+        if isinstance(value := getattr(data, key), str):
+            if value != "auto":
+                raise EowError(f"data.{key} is {value!r}: give a count, a share below 1, or 'auto'")
+        else:
+            check_range(f"data.{key}", value, 0)
     for width in config.model.hidden:
         check_range("model.hidden", width, 1, WIDEST)
     for key, value in dataclasses.asdict(config.method).items():
