@@ -21,6 +21,7 @@ from eow.data.sets import load_sets
 from eow.errors import EowError
 from eow.methods import METHODS, Prediction
 from eow.predictions import Predictions, predict_files
+from eow.recipes import CONTROLS
 
 FAST: Table = {"train": {"epochs": 8, "batch": 64}, "model": {"hidden": [32]}}
 
@@ -153,7 +154,7 @@ def test_what_is_no_promise_is_refused(folder: Path, risk: float, delta: float) 
     assert not (folder / FILE).exists()
 
 
-@pytest.mark.parametrize("method", [name for name, kind in METHODS.items() if kind.needs_holdout])
+@pytest.mark.parametrize("method", [*(n for n, kind in METHODS.items() if kind.needs_holdout), "eow", *CONTROLS])
 def test_held_out_data_that_a_method_was_fitted_on_certifies_nothing(tmp_path: Path, method: str) -> None:
     config = resolve(FAST, {"method": {"name": method}, "data": {"holdout": 0.2}})
     data = load_sets(config.data, config.seed)
@@ -187,11 +188,13 @@ def test_held_out_data_serves_where_nothing_was_done_with_it(tmp_path: Path) -> 
 def test_a_run_that_has_seen_everything_is_refused(tmp_path: Path) -> None:
     once: Table = {"epochs": 1}
     with pytest.raises(EowError, match=r"has seen all its training data: train again with data\.certify=0\.1"):
-        certify(train(tmp_path / "all", train=once), 0.1)
-    late = train(tmp_path / "late", train={**once, "holdout_epochs": 1}, data={"holdout": 0.2})
-    with pytest.raises(EowError, match=r"held-out data of the run .* was used by eow"):
-        certify(late, 0.1)
-    assert not (late / FILE).exists()
+        certify(train(tmp_path / "all", "vanilla", train=once), 0.1)
+    late = train(tmp_path / "late", "vanilla", train={**once, "holdout_epochs": 1}, data={"holdout": 0.2})
+    fitted = train(tmp_path / "fitted", train=once)
+    for folder, method in ((late, "vanilla"), (fitted, "eow")):
+        with pytest.raises(EowError, match=rf"held-out data of the run .* was used by {method}"):
+            certify(folder, 0.1)
+        assert not (folder / FILE).exists()
 
 
 def test_other_data_than_the_runs_own_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

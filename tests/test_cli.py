@@ -75,7 +75,7 @@ def test_evaluate_prints_a_table_or_json(run: Path, call) -> None:
 
 
 def test_predict_images_and_arrays(run: Path, call, tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8), dtype=np.uint8)
+    pixels = load_data("digits", split="test").inputs[:3]  # of noise the unknown is 1 already: no rate would show
     np.save(tmp_path / "three.npy", pixels)
     Image.fromarray(pixels[1, 0]).save(tmp_path / "one.png")
     code, out, _ = call("predict", run, tmp_path / "three.npy", tmp_path / "one.png", "--json")
@@ -357,7 +357,10 @@ def test_no_threshold_is_an_answer_too(certified: Path, call) -> None:
 
 
 def test_thresholds_that_would_promise_nothing_are_refused(run: Path, certified: Path, call, tmp_path: Path) -> None:
-    refused(call("threshold", run, "--max-risk", "0.1"), "has seen all its training data", "data.certify=0.1")
+    refused(call("threshold", run, "--max-risk", "0.1"), "was used by eow", "data.certify=0.1")
+    everything = ["--set", "data.holdout=0", "--set", "method.calibrate=none", "--out", tmp_path / "all"]
+    assert call("train", *everything, *TINY)[0] == 0
+    refused(call("threshold", tmp_path / "all", "--max-risk", "0.1"), "seen all its training data", "data.certify=0.1")
     refused(call("threshold", certified, "--max-risk", "1.5"), "is no promise")
     refused(call("threshold", certified, "--max-risk", "0.1", "--delta", "0"), "is no promise")
     refused(call("threshold", tmp_path / "none", "--max-risk", "0.1"), "no run folder")
@@ -370,9 +373,12 @@ def test_compare_prints_differences_and_p_values(run: Path, call, tmp_path: Path
     assert code == 0
     assert "one seed" in out
     rows = json.loads(call("compare", run, "--against", other, "--json")[1])
-    assert [row["figure"] for row in rows] == ["accuracy", "ece", "nll", "nll_renormalised", "auroc_confidence"]
-    assert [row["unknowns"] for row in rows] == [None] * 4 + ["unknown"]
+    assert [row["figure"] for row in rows] == [
+        "accuracy", "ece", "ece_renormalised", "nll", "nll_renormalised", "auroc_confidence", "auroc_entropy",
+    ]  # fmt: skip
+    assert [row["unknowns"] for row in rows] == [None] * 5 + ["unknown"] * 2
     assert "auroc_confidence, unknown" in out
+    assert "auroc_entropy, unknown" in out
     figures = [json.loads(call("evaluate", each, "--json")[1]) for each in (run, other)]
     for row in rows:
         ours, theirs = (each[row["unknowns"] or "test"][row["figure"]] for each in figures)
@@ -486,7 +492,7 @@ def test_warnings_go_to_standard_error_also_when_quiet(tmp_path: Path) -> None:
     code, out, err = call_plain("train", *small, "--quiet", "--out", str(tmp_path / "run"))
     assert code == 0
     assert "steps in all" not in out
-    assert err == "warning: only 9 steps in all: a smaller train.batch or more train.epochs would teach more\n"
+    assert err == "warning: only 8 steps in all: a smaller train.batch or more train.epochs would teach more\n"
 
 
 def test_every_command_has_help_with_an_example() -> None:

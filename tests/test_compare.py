@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from handmade import CLASSES, LAM, answers, spoken, write_run
 from scipy.special import softmax
-from scipy.stats import norm
+from scipy.stats import entropy, norm
 from sklearn.metrics import roc_auc_score
 
 from eow.compare import compare
@@ -43,7 +43,7 @@ def table(*arguments: Any, **more: Any) -> dict[str, Any]:
 def test_the_difference_is_the_first_minus_the_second(tmp_path: Path) -> None:
     good, bad = [2.2, 2.3], [1.5, 1.6]
     rows = table(runs(tmp_path, "good", good, 0), runs(tmp_path, "bad", bad, 10))
-    assert list(rows) == ["accuracy", "ece", "nll", "nll_renormalised"]
+    assert list(rows) == ["accuracy", "ece", "ece_renormalised", "nll", "nll_renormalised"]
 
     def mean(figure: Any, skills: list[float], first: int) -> float:
         return float(np.mean([figure(said(first + i, skill)) for i, skill in enumerate(skills)]))
@@ -51,9 +51,14 @@ def test_the_difference_is_the_first_minus_the_second(tmp_path: Path) -> None:
     def likelihood(arrays: dict[str, np.ndarray]) -> np.ndarray:
         return arrays["probs"][np.arange(COUNT), LABELS].astype(np.float64)
 
+    def alone(arrays: dict[str, np.ndarray]) -> np.ndarray:
+        known = arrays["probs"].astype(np.float64)
+        return (known / known.sum(1, keepdims=True)).max(1)
+
     by_hand = {
         "accuracy": lambda arrays: (arrays["label"] == LABELS).mean(),
         "ece": lambda arrays: ece(arrays["confidence"], arrays["label"] == LABELS),
+        "ece_renormalised": lambda arrays: ece(alone(arrays), arrays["label"] == LABELS),
         "nll": lambda arrays: -np.log(likelihood(arrays)).mean(),
         "nll_renormalised": lambda arrays: -np.log(likelihood(arrays) / arrays["probs"].sum(1, dtype=float)).mean(),
     }
@@ -131,21 +136,26 @@ def test_auroc_is_compared_on_the_unknowns_that_all_have_predicted(tmp_path: Pat
     bad = [write_run(tmp_path / f"bad-{i}", among(10 + i, 2.0, 0.5), seed=i) for i in range(2)]
     rows = compare(good, bad)
     found = {row.figure: row for row in rows if row.unknowns == "strange"}
-    assert list(found) == ["auroc_confidence", "auroc_unknown"]
-    assert [row.unknowns for row in rows[:4]] == [None] * 4
-    for name, sign, field in (("auroc_confidence", 1, "confidence"), ("auroc_unknown", -1, "unknown")):
+    assert list(found) == ["auroc_confidence", "auroc_entropy", "auroc_unknown"]
+    assert [row.unknowns for row in rows[:5]] == [None] * 5
+    by_hand: dict[str, Any] = {
+        "auroc_confidence": lambda arrays: arrays["confidence"],
+        "auroc_entropy": lambda arrays: -entropy(arrays["probs"] + arrays["unknown"][:, None] / CLASSES, axis=1),
+        "auroc_unknown": lambda arrays: -arrays["unknown"],
+    }
+    for name, score in by_hand.items():
         areas = []
         for seed, unknown in ((0, 2.0), (1, 2.0), (10, 0.5), (11, 0.5)):
             test, strange = among(seed, 2.0, unknown).values()
-            scores = sign * np.concatenate([test[field], strange[field]]).astype(np.float64)
+            scores = np.concatenate([score(test), score(strange)]).astype(np.float64)
             areas.append(roc_auc_score(np.arange(len(scores)) < COUNT, scores))
         assert (found[name].first, found[name].second) == pytest.approx((np.mean(areas[:2]), np.mean(areas[2:])))
         assert found[name].difference == pytest.approx(np.mean(areas[:2]) - np.mean(areas[2:]))
         assert found[name].low < found[name].difference < found[name].high
     assert found["auroc_unknown"].p_value < 0.05
-    assert {row.figure for row in compare(good, bad, unknowns=False)} == {row.figure for row in rows[:4]}
+    assert {row.figure for row in compare(good, bad, unknowns=False)} == {row.figure for row in rows[:5]}
     same = [row for row in compare(good, good) if row.unknowns]
-    assert [(row.difference, row.p_value) for row in same] == [(0, 1)] * 2
+    assert [(row.difference, row.p_value) for row in same] == [(0, 1)] * 3
 
 
 def test_auroc_by_unknown_needs_one_on_both_sides_and_other_sets_are_left_out(tmp_path: Path) -> None:
@@ -155,8 +165,9 @@ def test_auroc_by_unknown_needs_one_on_both_sides_and_other_sets_are_left_out(tm
     def unknowns(*sides: Any, **more: Any) -> list[tuple[str, str]]:
         return [(row.figure, row.unknowns) for row in compare(*sides, **more) if row.unknowns]
 
-    assert unknowns(eow, vanilla) == [("auroc_confidence", "strange")]
-    assert unknowns(vanilla, eow, unknown_rate=0.3) == [("auroc_confidence", "strange")]
+    by_both = [("auroc_confidence", "strange"), ("auroc_entropy", "strange")]
+    assert unknowns(eow, vanilla) == by_both
+    assert unknowns(vanilla, eow, unknown_rate=0.3) == by_both
     few = [write_run(tmp_path / "few", among(0, 2.0, 2.0, count=9))]
     assert unknowns(few, few) == []
     shifted, plain = (next(row for row in compare(eow, vanilla, rate) if row.unknowns).first for rate in (0.9, None))

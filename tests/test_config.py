@@ -93,7 +93,8 @@ def test_release_recipe_is_the_authors_code() -> None:
         ("train.lr=nan", "finite"),
         ("train.lr=-1", "above 0"),
         ("train.optimizer=sdg", "choose one of sgd, adam"),
-        ("train.holdout_epochs=1", r"data\.holdout"),
+        ("train.holdout_epochs=1", r"eow must not train on what it is fitted on: set train\.holdout_epochs=0"),
+        ("data.holdout=0", r"eow is fitted on held-out .*: set data\.holdout, .* or method\.calibrate=none"),
         ("seed=-1", "seed is -1"),
         ("seed=x", "seed is 'x'"),
         ("method.name=eov", "no method 'eov': choose one of vanilla, .*eow"),
@@ -123,6 +124,13 @@ def test_release_recipe_is_the_authors_code() -> None:
 def test_errors_name_the_key(setting: str, sentence: str) -> None:
     with pytest.raises(EowError, match=sentence):
         resolve(from_assignments([setting]))
+
+
+@pytest.mark.parametrize("settings", [["method.name=vanilla"], ["data.holdout=0", "method.calibrate=none"]])
+def test_epochs_on_held_out_data_need_some(settings: list[str]) -> None:
+    with pytest.raises(EowError, match=r"train\.holdout_epochs needs held-out data: set data\.holdout"):
+        resolve(from_assignments([*settings, "train.holdout_epochs=1"]))
+    assert resolve(from_assignments(settings)).data.holdout == 0
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from eow.config import resolve
 from eow.data import Dataset, holdout_split, known_unknown, load, statistics
 from eow.data.catalog import CATALOG, data_root
 from eow.data.dataset import stratified_split
@@ -125,6 +126,30 @@ def test_holdout_split() -> None:
     for wrong in (0, 10, 11, -1, 0.0, 1.0, 1.5, 0.01, True, "3"):
         with pytest.raises(EowError):
             holdout_split(data, wrong, seed=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        (2, 1), (9, 1), (19, 1), (20, 2), (1198, 119), (1599, 159),  # a tenth is less
+        (1600, 160), (1650, 162), (50_000, 894), (60_000, 980),  # four roots are
+    ],
+)  # fmt: skip
+def test_an_automatic_holdout_is_four_roots_and_at_most_a_tenth(total: int, expected: int) -> None:
+    data = toy([0, 1] * (total // 2) + [0] * (total % 2))
+    rest, held = holdout_split(data, "auto", seed=0)
+    assert (len(rest), len(held)) == (total - expected, expected)
+    by_count = holdout_split(data, expected, seed=0)[1]
+    assert np.array_equal(held.inputs, by_count.inputs)
+
+
+def test_no_other_word_says_how_much_is_held_out() -> None:
+    assert resolve({"method": {"name": "vanilla"}, "data": {"holdout": "auto"}}).data.holdout == "auto"
+    for wrong in ("most", "Auto", "0.1", ""):
+        with pytest.raises(EowError, match=f"^data\\.holdout is '{wrong}': give a count, a share below 1, or 'auto'$"):
+            resolve({"data": {"holdout": wrong}})
+    with pytest.raises(EowError, match="cannot hold out 1 of 1 samples"):
+        holdout_split(toy([0]), "auto", seed=0)
 
 
 def test_known_unknown() -> None:

@@ -20,8 +20,9 @@ from eow.errors import EowError
 
 def config(**method: object) -> RunConfig:
     return resolve({
-        "train": {"epochs": 4, "checkpoint_every": 1}, "model": {"hidden": [16, 16], "cut": "penultimate"},
-        "method": {"start_epoch": 2, "trust": 0.0, **method},
+        "train": {"epochs": 4, "checkpoint_every": 1},
+        "model": {"hidden": [16, 16], "cut": "penultimate", "unknown": "linear"},
+        "method": {"start_epoch": 2, "trust": 0.0, "unknown_rate": "trained", "fence": 0, **method},
     })  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def test_a_chain_that_runs_away_ends_the_run_with_the_last_good_weights(
 ) -> None:
     folder, wild = tmp_path / "run", config(step=step)
     sentence = (
-        rf"the chains' mean energy reached .*{energy.replace('+', '[+]')}.* in epoch 3, by step 19: .*"
+        rf"the chains' mean energy reached .*{energy.replace('+', '[+]')}.* in epoch 3, by step 17: .*"
         r"Given up after 3 rollbacks; the last good weights, of epoch 2, are in "
     )
     with pytest.raises(EowError, match=sentence):

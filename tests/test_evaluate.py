@@ -70,6 +70,9 @@ def test_the_calibration_figures(folder: Path) -> None:
     assert found["nll"] == pytest.approx(log_loss(labels, full, labels=range(CLASSES + 1)), rel=1e-5)
     known = probs.astype(np.float64) / probs.sum(1, keepdims=True, dtype=np.float64)
     assert found["nll_renormalised"] == pytest.approx(log_loss(labels, known, labels=range(CLASSES)), rel=1e-6)
+    alone = known.max(1)
+    by_bin = gaps(alone, right, in_bins(alone))
+    assert found["ece_renormalised"] == pytest.approx(sum(n * abs(p - a) for n, p, a in by_bin) / size, abs=1e-9)
     truth = np.eye(CLASSES + 1)[labels]
     assert found["brier"] == pytest.approx(((whole - truth) ** 2).sum(1).mean(), rel=1e-5)
     assert found["brier_score"] == pytest.approx(((sure - right) ** 2).mean(), rel=1e-9)
@@ -119,6 +122,10 @@ def test_the_nulls_are_what_perfectly_calibrated_answers_measure(folder: Path) -
         if name == "null_ece":
             assert found["null_ece_std"] == pytest.approx(np.std(values), rel=0.25)
     probs = KNOWN["probs"].astype(np.float64)
+    alone = probs.max(1) / probs.sum(1)
+    values = [metrics.ece(alone, random.random(len(alone)) < alone) for _ in range(150)]
+    error = np.std(values) / np.sqrt(len(values))
+    assert found["null_ece_renormalised"] == pytest.approx(np.mean(values), abs=4 * error + 0.02 * np.mean(values))
     cumulative = probs.cumsum(1)
     labels = [(random.random((len(probs), 1)) < cumulative / cumulative[:, -1:]).argmax(1) for _ in range(20)]
     values = [metrics.ece_classwise(probs / cumulative[:, -1:], each) for each in labels]
@@ -149,10 +156,10 @@ def test_the_open_world_figures(folder: Path) -> None:
     right = KNOWN["label"] == KNOWN["labels"]
 
     def scores(said: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        whole = np.c_[said["probs"], said["unknown"]].astype(np.float64)
+        spread = said["probs"].astype(np.float64) + said["unknown"][:, None] / CLASSES
         classes = said["logits"][:, :CLASSES].astype(np.float64)
         return {
-            "confidence": said["confidence"], "unknown": -said["unknown"], "entropy": -entropy(whole, axis=1),
+            "confidence": said["confidence"], "unknown": -said["unknown"], "entropy": -entropy(spread, axis=1),
             "energy": logsumexp(classes, axis=1), "max_logit": classes.max(1),
         }  # fmt: skip
 
@@ -233,8 +240,10 @@ def test_an_unknown_rate_needs_an_unknown_logit(tmp_path: Path) -> None:
 def test_intervals_contain_what_they_are_of(folder: Path) -> None:
     found = evaluate(folder, bootstrap=True)
     assert found["intervals"].keys() == {"test", "svhn"}
-    assert found["intervals"]["test"].keys() == {"accuracy", "ece", "nll", "nll_renormalised"}
-    assert found["intervals"]["svhn"].keys() == {"auroc_confidence", "auroc_unknown"}
+    assert found["intervals"]["test"].keys() == {
+        "accuracy", "ece", "ece_renormalised", "nll", "nll_renormalised",
+    }  # fmt: skip
+    assert found["intervals"]["svhn"].keys() == {"auroc_confidence", "auroc_entropy", "auroc_unknown"}
     for name, intervals in found["intervals"].items():
         for figure, (low, high) in intervals.items():
             assert low < found[name][figure] < high, (name, figure)

@@ -158,7 +158,7 @@ def test_the_file_says_what_it_is_and_nothing_of_this_machine(digits: dict[str, 
     texts = {each.key: json.loads(each.value) for each in written.metadata_props}
     summary = json.loads((digits["eow"] / "summary.json").read_text())
     assert texts["classes"] == list("01234567")
-    assert (texts["threshold"], texts["unknown_rate"], texts["odds"]) == (None, None, 0.1)
+    assert (texts["threshold"], texts["unknown_rate"], texts["odds"]) == (None, None, 0.002 / (1 - 0.002))
     assert (texts["shape"], texts["dtype"], texts["method"]) == ([1, 8, 8], "uint8", "eow")
     told = texts["provenance"]
     assert (told["weights"], told["data_hash"]) == (summary["weights"], summary["sets"]["train"]["hash"])

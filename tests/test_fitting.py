@@ -370,9 +370,22 @@ def test_the_loss_checks_what_it_is_given(call, sentence: str) -> None:
         call(OpenWorldLoss(small_model()), *map(torch.from_numpy, blobs()))
 
 
+def test_fit_has_no_held_out_data_to_calibrate_on() -> None:
+    model = small_model()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(
+        EowError, match=r"calibrate is fitted on held-out data, which eow\.fit has none of: leave it out"
+    ):
+        fit(model, blobs(), epochs=1, calibrate="holdout")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    fit(model, blobs(), epochs=1, calibrate="none")
+
+
 def test_the_loss_checks_its_settings() -> None:
-    with pytest.raises(EowError, match="leave unknown_rate and fence out"):
-        OpenWorldLoss(small_model(), unknown_rate=0.1)
+    sentence = r"leave unknown_rate, calibrate and fence out, and give the rate to eow\.predict"
+    for late in ({"unknown_rate": 0.1}, {"calibrate": "holdout"}, {"fence": 4}):
+        with pytest.raises(EowError, match=sentence):
+            OpenWorldLoss(small_model(), **late)
     with pytest.raises(EowError, match=r"loss\.lamda: did you mean loss\.lam"):
         OpenWorldLoss(small_model(), lamda=1.0)
     with pytest.raises(EowError, match="knows no epochs"):

@@ -2,15 +2,21 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from problems import blobs, small_model
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
 from torch import Tensor
 
-from eow.config import build
+from eow.config import build, resolve
+from eow.data import Dataset
+from eow.data.loader import Batches, Transform
 from eow.errors import EowError
 from eow.methods import METHODS, Method
 from eow.methods.base import closed_prediction, open_prediction
+from eow.methods.eow import PRIOR_WIDTH
 from eow.models.layers import OpenLinear
 from eow.openworld import prior_shift, shifted_probabilities
 
@@ -241,6 +247,71 @@ def test_without_a_rate_the_end_of_training_changes_nothing() -> None:
 def test_an_unknown_rate_is_a_share(rate: object) -> None:
     with pytest.raises(EowError, match=r"method\.unknown_rate"):
         make(unknown_rate=rate)
+
+
+def part_of(split: str, seed: int) -> Batches:
+    """Blobs of which a fifth has another label than its place says: no temperature near 0 is right."""
+    x, y = blobs(150, seed=seed)
+    y[::5] = (y[::5] + 1) % 3
+    return Batches(Dataset("blobs", split, x, y, ("a", "b", "c")), 40, Transform((0.0,), (1.0,)), torch.device("cpu"))
+
+
+def trained_for_long(**options: object) -> Method:
+    """A quadratic unknown that is bent, and classes that are surer of themselves than they are right."""
+    method, (x, y) = make(start_epoch=1, **options), batch(300)
+    method.model.tail.head = OpenLinear(method.model.head)
+    torch.manual_seed(1)
+    torch.nn.init.normal_(method.model.head.square, std=1e-3)
+    method.active = False
+    optimiser = torch.optim.Adam(method.parameters(), 0.01)
+    for _ in range(60):
+        optimiser.zero_grad()
+        method(x, y)["ce"].backward()
+        optimiser.step()
+    return method
+
+
+@pytest.mark.parametrize("rate", [0.002, 0.1, "trained"])
+def test_the_end_of_training_calibrates_on_what_is_held_out(rate: float | str) -> None:
+    """T is another optimiser's, in the head's own weights: of the K classes only the sharpness changes."""
+    method, held = trained_for_long(calibrate="holdout", unknown_rate=rate), part_of("train", seed=7)
+    encoder = {name: tensor.clone() for name, tensor in method.model.encoder.state_dict().items()}
+
+    def logits() -> np.ndarray:
+        return method.model(held.inputs).detach().double().numpy()
+
+    def loss(z: np.ndarray) -> float:
+        return float(-log_softmax(z[:, :3], axis=1)[range(150), held.labels].sum())
+
+    before = logits()
+    method.finish(part_of("train", seed=8), held)
+    after, said = logits(), method.predict(held.inputs)
+    fitted = minimize_scalar(
+        lambda log: loss(before / np.exp(log)) + log**2 / (2 * PRIOR_WIDTH**2),
+        bounds=(-3, 5), method="bounded", options={"xatol": 1e-10},
+    )  # fmt: skip
+    assert fitted.x > 0.3
+    np.testing.assert_allclose(after[:, :3], before[:, :3] / np.exp(fitted.x), rtol=1e-4, atol=1e-4)
+    shifts = after[:, 3] - before[:, 3] / np.exp(fitted.x)
+    np.testing.assert_allclose(shifts, shifts.mean(), atol=1e-4)  # the square is divided too: one bias is left
+    wanted = softmax(before, axis=1)[:, 3].mean() if rate == "trained" else rate
+    assert said.unknown.double().mean().item() == pytest.approx(wanted, rel=1e-3)
+    assert np.array_equal(said.label.numpy(), before[:, :3].argmax(1))
+    assert loss(after) < loss(before)
+    assert all(torch.equal(tensor, encoder[name]) for name, tensor in method.model.encoder.state_dict().items())
+
+
+def test_calibration_wants_a_part_of_the_training_set() -> None:
+    method = make(calibrate="holdout")
+    before = method.model.head.bias.clone()
+    for held, sentence in ((None, r"eow .* has none: set data\.holdout"), (part_of("test", 7), "test split of blobs")):
+        with pytest.raises(EowError, match=sentence):
+            method.finish(part_of("train", 8), held)
+    assert torch.equal(method.model.head.bias, before)
+    with pytest.raises(EowError, match=r"set data\.holdout, for example 0\.1, or method\.calibrate=none$"):
+        resolve({"method": {"calibrate": "holdout"}, "data": {"holdout": 0}})
+    with pytest.raises(EowError, match=r"method\.calibrate is 'train': choose one of none, holdout"):
+        make(calibrate="train")
 
 
 def test_a_quadratic_unknown_is_bent_by_negatives_only() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from eow.errors import EowError
 from eow.models import MODELS, GaussianNoise, SplitModel, build, frozen_statistics
+from eow.models.layers import OpenLinear
 from eow.models.resnet import Block
 from eow.models.wideresnet import PreactivationBlock
 
@@ -348,6 +349,28 @@ def test_a_quadratic_unknown_is_its_formula_and_begins_as_the_linear_one(dropout
     expected = z @ head.weight.T + head.bias
     expected[:, 3] += (z**2 * head.square).sum(1)
     torch.testing.assert_close(models[1](x), expected)
+
+
+def test_an_unknown_that_is_not_bent_now_keeps_the_bend_it_has() -> None:
+    """`curved` is about what is trained, not about what is said."""
+    torch.manual_seed(0)
+    head, x = OpenLinear(nn.Linear(5, 4)).double(), torch.randn(7, 5, dtype=torch.float64)
+    nn.init.normal_(head.square)
+    expected = x @ head.weight.T + head.bias
+    expected[:, 3] += (x**2 * head.square).sum(1)
+    weights = torch.randn(7, 4, dtype=torch.float64)
+    for curved in (True, False):
+        head.curved = curved
+        head.zero_grad()
+        said = head(x)
+        torch.testing.assert_close(said, expected)
+        (weights * said).sum().backward()
+        torch.testing.assert_close(head.weight.grad, weights.T @ x)
+        torch.testing.assert_close(head.bias.grad, weights.sum(0))
+        if curved:
+            torch.testing.assert_close(head.square.grad, weights[:, 3] @ x**2)
+        else:
+            assert head.square.grad is None
 
 
 @pytest.mark.parametrize("training", [True, False])

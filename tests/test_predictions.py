@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import softmax
 
 from eow import data
 from eow.config import resolve
@@ -26,6 +28,21 @@ def arrays(count: int = 5, classes: int = 3) -> dict[str, np.ndarray]:
         "label": np.zeros(count, np.int64), "labels": np.zeros(count, np.int64), "confidence": probs[:, 0].copy(),
         "probs": probs, "unknown": probs[:, 0].copy(), "logits": np.zeros((count, classes + 1), np.float32),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("open_world", [True, False])
+def test_the_confidence_among_the_k_classes_is_that_of_their_own_softmax(tmp_path: Path, open_world: bool) -> None:
+    logits = np.random.default_rng(0).normal(0, 2, (400, 3 + open_world)).astype(np.float32)
+    h = softmax(logits.astype(np.float64), axis=1).astype(np.float32)
+    probs, unknown = h[:, :3].copy(), h[:, 3:].sum(1)
+    said = {"label": probs.argmax(1), "confidence": probs.max(1), "probs": probs, "unknown": unknown, "logits": logits}
+    write(tmp_path / "test", {**said, "labels": said["label"]}, {**MANIFEST, **({} if open_world else {"odds": None})})
+    found = read(tmp_path / "test")
+    np.testing.assert_allclose(found.renormalised, softmax(logits[:, :3].astype(np.float64), axis=1).max(1), rtol=1e-6)
+    np.testing.assert_allclose(found.renormalised, found.confidence / (1 - found.unknown.astype(np.float64)), rtol=1e-5)
+    assert found.renormalised.max() <= 1
+    certain = replace(found, probs=0 * probs, confidence=0 * found.confidence, unknown=0 * unknown + 1)
+    np.testing.assert_allclose(certain.renormalised, 1 / 3)  # nothing is left for the classes: none is preferred
 
 
 @pytest.fixture(scope="module")

@@ -249,7 +249,7 @@ def test_damaged_files_are_refused(finished: Path, tmp_path: Path, damage: str) 
 
 
 def test_held_out_epochs_come_last(tmp_path: Path) -> None:
-    wanted = config({"data": {"holdout": 0.1}, "train": {"holdout_epochs": 2}})
+    wanted = config({"data": {"holdout": 0.1}, "train": {"holdout_epochs": 2}, "method": {"calibrate": "none"}})
     summary = runs.train(wanted, tmp_path / "run", progress=False)
     known = int((eow.data.load("digits").labels < 8).sum())
     assert summary["sets"]["holdout"]["samples"] == round(known / 10)

@@ -1,5 +1,6 @@
 """Temperature scaling: the fit against known answers and another optimiser, and the method on digits."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,48 @@ def test_a_constant_added_to_a_samples_logits_changes_nothing() -> None:
     z, y = problem(10)
     far = z + 1e4 * np.arange(len(z))[:, None] / len(z)
     assert fit_temperature(far, y) == pytest.approx(fit_temperature(z, y), rel=1e-6)
+
+
+@pytest.mark.parametrize("width", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("true", [0.3, 3.0])
+def test_with_a_prior_another_optimiser_finds_the_most_probable_temperature(width: float, true: float) -> None:
+    z, y = problem(10, samples=60, temperature=true)
+    other = minimize_scalar(
+        lambda log: len(z) * nll(z / np.exp(log), y) + log**2 / (2 * width**2),
+        bounds=(-5, 5), method="bounded", options={"xatol": 1e-10},
+    )  # fmt: skip
+    found = fit_temperature(z, y, width=width)
+    assert found == pytest.approx(np.exp(other.x), rel=1e-5)
+    assert 0 < np.log(found) / np.log(fit_temperature(z, y)) < 1  # between the prior's 1 and the data's own
+
+
+def test_many_samples_outweigh_the_prior() -> None:
+    """Its pull on log T is 1/width² against an information that grows with the samples: ten times, a tenth of it."""
+    z, y = problem(10, samples=60, temperature=3.0)
+    plain = np.log(fit_temperature(z, y))
+    pulls = [
+        plain - np.log(fit_temperature(np.tile(z, (times, 1)), np.tile(y, times), width=0.5))
+        for times in (1, 10, 100, 1000)
+    ]
+    assert pulls[0] > 0.05
+    assert pulls[-1] / pulls[-2] == pytest.approx(0.1, rel=0.05)
+    assert 0 < pulls[-1] < 1e-3
+    assert fit_temperature(z, y, width=1e6) == pytest.approx(np.exp(plain), rel=1e-9)
+
+
+@pytest.mark.parametrize("width", [0.1, 0.5])
+@pytest.mark.parametrize("samples", [1, 5, 20])
+def test_with_a_prior_few_samples_without_an_error_are_no_reason_for_certainty(samples: int, width: float) -> None:
+    z, _ = problem(10, samples)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fit_temperature(z, z.argmax(1), width=width)
+    assert np.exp(-3 * width) < found < 1  # sharper, as nothing speaks against it, and no more than the prior allows
+    around = [
+        samples * nll(z / (found * factor), z.argmax(1)) + np.log(found * factor) ** 2 / (2 * width**2)
+        for factor in (0.99, 1.0, 1.01)
+    ]
+    assert around[1] < min(around[0], around[2])
 
 
 @pytest.mark.parametrize("samples", [1, 10, 500])

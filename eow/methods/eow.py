@@ -8,11 +8,14 @@ where the chains are Langevin dynamics on the energy log h[K+1] (eq. 3, 5) in th
 Prediction: label = argmax and confidence = max of the first K entries of the K+1 softmax, unknown = h[K+1].
 
 For negatives of density n the optimum is h[K+1] = λn/(p + λn): λ is a prior odds of "unknown". `unknown_rate` ρ
-replaces it by ρ/(1-ρ) when training has ended, or later, at prediction. The paper's setting is step 2, noise 1e-3,
-100 steps, λ 0.1 (recipe `paper`); see recipes.py for ours.
+replaces it by ρ/(1-ρ) when training has ended, or later, at prediction; with `calibrate="holdout"` ρ is the mean
+unknown on held-out samples, to which a temperature is fitted as well. The paper's setting is step 2, noise 1e-3, 100
+steps, λ 0.1 (recipe `paper`); see recipes.py for ours.
 
 Our result on digits, 8 and 9 unseen, `modern`, three seeds (records/2026-11-15_demo-full; vanilla 98.4, 1.2, 96.0):
-accuracy 98.8 %, ECE 5.0 %, AUROC known/unseen 96.2 %, mean unknown .046 on known and .282 on unseen classes.
+accuracy 98.8 %, ECE 1.1 %, AUROC known/unseen 96.0 %, mean unknown .003 on known and .055 on unseen classes. On
+CIFAR-100, ResNet-50, 15 epochs, five seeds, a twentieth held out, no fence (records/2026-11-15_cifar100; vanilla 71.7,
+5.2, .999): accuracy 71.3 %, ECE 1.1 % (null 1.1), NLL of K .988; AUROC by unknown 99.9 % on noise, 99.6 % on permuted.
 """
 
 import math
