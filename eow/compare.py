@@ -42,7 +42,7 @@ def compare(
     several seeds the spread between them is added. An unknown rate is applied to the side that has an unknown logit.
 
     AUROC is compared, unless `unknowns` is False, on every set of unknowns that all runs have predicted, 10 samples or
-    more: by confidence, and by unknown where both sides have one.
+    more: by confidence, by entropy, and by unknown where both sides have one.
     """
     sides = [
         sorted((read_run(folder, unknown_rate, unknowns) for folder in side), key=lambda run: seed_of(run[0]))

@@ -197,7 +197,7 @@ def optimise(
         if last >= 0:  # the loop has gone back to the last good state: keep it
             checkpoints.save(training, folder, place, last, data.train.hash)
             if place.rank == 0:
-                training.method.conclude()
+                finish(training.method, data, config, place)
                 write_weights(training.method, data, config, folder)
             what = f"the last good weights, of epoch {last + 1}, are in {folder}"
         raise EowError(f"{diverged}. Given up after {config.train.rollbacks} rollbacks; {what}") from None
@@ -213,17 +213,22 @@ def tell(line: dict[str, Any], name: str, total: int) -> None:
         console.print(f"{name}: epoch {done}/{total}  {terms}  {line['images_per_second']:,.0f} images/s")
 
 
-def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path, place: Place) -> dict[str, Any]:
-    """After the last epoch: the post-hoc part, weights, predictions, figures, and the summary that ends the run."""
+def finish(method: Method, data: RunData, config: RunConfig, place: Place) -> Batches:
+    """What the method fits after training; the training set's batches, in evaluation."""
     method.eval()
-    resident = config.data.resident
-    train, holdout = (
-        each and Batches(each, 1000, data.transform, place.device, resident=resident)
-        for each in (data.train, data.holdout)
-    )
+
+    def batches_of(part: Dataset) -> Batches:
+        return Batches(part, 1000, data.transform, place.device, resident=config.data.resident)
+
+    train, holdout = batches_of(data.train), None if data.holdout is None else batches_of(data.holdout)
     with own_randomness(place.device, derive("finish", config.seed)):
         method.finish(train, holdout)
-    chain = method.diagnose(train)
+    return train
+
+
+def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path, place: Place) -> dict[str, Any]:
+    """After the last epoch: the post-hoc part, weights, predictions, figures, and the summary that ends the run."""
+    chain = method.diagnose(finish(method, data, config, place))
     write_weights(method, data, config, folder)
     run = Run(
         folder,

@@ -23,6 +23,7 @@ from eow.config import resolve
 from eow.data import Dataset, holdout_split, known_unknown, load, statistics
 from eow.data.catalog import CATALOG, data_root
 from eow.data.dataset import stratified_split
+from eow.data.sets import load_sets
 from eow.errors import EowError
 
 RANDOM = np.random.default_rng(0)
@@ -141,6 +142,11 @@ def test_an_automatic_holdout_is_four_roots_and_at_most_a_tenth(total: int, expe
     assert (len(rest), len(held)) == (total - expected, expected)
     by_count = holdout_split(data, expected, seed=0)[1]
     assert np.array_equal(held.inputs, by_count.inputs)
+
+
+def test_an_automatic_holdout_counts_what_is_trained_on() -> None:
+    data = load_sets(resolve({"data": {"name": "digits", "holdout": "auto", "limit": 400}}).data, seed=0)
+    assert (len(data.train), len(data.holdout)) == (400, 40)  # a tenth of 400, not of 1,258
 
 
 def test_no_other_word_says_how_much_is_held_out() -> None:

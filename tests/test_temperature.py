@@ -268,3 +268,17 @@ def test_without_a_fitting_vanilla_run_it_trains_itself(tmp_path: Path) -> None:
     runs.train(resolve(wish, {"seed": 1, "method": {"name": "vanilla"}}), tmp_path / "vanilla", progress=False)
     runs.train(resolve(wish, {"method": {"name": "temperature"}}), tmp_path / "temperature", progress=False)
     assert [line["epoch"] for line in storage.Log(tmp_path / "temperature" / "log.jsonl").read()] == [0, 1]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01, 0.003, 1e-4])
+def test_of_two_valleys_the_deeper_one_is_taken(scale: float) -> None:
+    """Logits that say next to nothing: the likelihood wants a tiny T, the prior one near 1, and a hill lies between."""
+    random = np.random.default_rng(0)
+    z = 2 * scale * random.normal(size=(120, 10))
+    y = np.array([random.choice(10, p=row) for row in softmax(z / scale, axis=1)])
+
+    def loss(log: float) -> float:
+        return -log_softmax(z * np.exp(-log), axis=1)[np.arange(120), y].sum() + log**2 / (2 * 0.5**2)
+
+    found = loss(np.log(fit_temperature(z, y, width=0.5)))
+    assert found <= min(loss(log) for log in np.linspace(-12, 3, 3001)) + 1e-3

@@ -164,13 +164,13 @@ def theory(
 
 @app.command(epilog="Example:  eow methods")
 def methods() -> None:
-    """Every method by name: what it is, whether it needs held-out data, what a prediction costs."""
+    """Every method by name: what it is, whether it fits anything to held-out data, what a prediction costs."""
     from eow.console import print_table
     from eow.methods import METHODS
 
     columns = ["name", "what it is", "held-out data", "a prediction costs"]
-    rows = [
-        [name, kind.summary, "yes" if kind.needs_holdout else "no", kind.costlier or "one pass"]
-        for name, kind in METHODS.items()
-    ]
+    rows = []
+    for name, kind in METHODS.items():
+        held_out = "yes" if kind.needs_holdout else "in modern" if hasattr(kind.Options, "calibrate") else "no"
+        rows.append([name, kind.summary, held_out, kind.costlier or "one pass"])
     print_table("methods", columns, rows)

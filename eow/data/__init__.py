@@ -13,15 +13,15 @@ import numpy as np
 
 from eow.data.catalog import CATALOG, Entry, data_root, entry_of, statistics
 from eow.data.corruptions import CORRUPTIONS, corrupt
-from eow.data.dataset import Dataset, holdout_split, known_unknown, random_state
+from eow.data.dataset import Dataset, few, holdout_split, known_unknown, random_state
 from eow.data.folders import read_folder, read_tiny_imagenet
 from eow.data.readers import read_cifar, read_digits, read_idx, read_svhn
 from eow.data.tables import read_csv, read_npz
 from eow.errors import EowError
 
 __all__ = [
-    "CATALOG", "CORRUPTIONS", "Dataset", "Entry", "corrupt", "data_root", "holdout_split", "known_unknown", "load",
-    "statistics",
+    "CATALOG", "CORRUPTIONS", "Dataset", "Entry", "corrupt", "data_root", "few", "holdout_split", "known_unknown",
+    "load", "statistics",
 ]  # fmt: skip
 
 READERS = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eow.config import DataConfig
-from eow.data import Dataset, holdout_split, known_unknown, load, statistics
+from eow.data import Dataset, few, holdout_split, known_unknown, load, statistics
 from eow.data.loader import Transform
 from eow.errors import EowError
 from eow.mapping import blocks
@@ -47,7 +47,8 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
     if wanted.certify:
         train, certify = holdout_split(train, wanted.certify, derive("certify", seed) % 2**32)
     if wanted.holdout:
-        train, holdout = holdout_split(train, wanted.holdout, seed)
+        used = min(wanted.limit or len(train), len(train))
+        train, holdout = holdout_split(train, few(used) if wanted.holdout == "auto" else wanted.holdout, seed)
     if 0 < wanted.limit < len(train):
         _, train = holdout_split(train, wanted.limit, derive("limit", seed) % 2**32)
     for name in wanted.outliers:

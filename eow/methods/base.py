@@ -95,12 +95,10 @@ class Method(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 
-    def conclude(self) -> None:
-        """What the end of training changes without looking at data, also in a run that is given up."""
-
     def finish(self, train: Any, holdout: Any) -> None:
-        """A post-hoc part after the last epoch. Both are data.loader.Batches, `holdout` the part of the training set
-        that training has not seen, or None where the run has none; no method is ever given test data."""
+        """A post-hoc part after the last epoch, or after the last good one of a run that is given up. Both are
+        data.loader.Batches, `holdout` the part of the training set that training has not seen, or None where the run
+        has none; no method is ever given test data."""
 
     def diagnose(self, train: Any) -> dict[str, Any] | None:
         """What a report may show of the trained method beside its predictions, as plain JSON values; nothing is

@@ -55,12 +55,8 @@ def fit_temperature(logits: Any, labels: Any, width: float = math.inf) -> float:
     def excess(sharpness: float) -> float:
         return float(softmax(sharpness * z, axis=1)[rows, y].mean()) - (len(z) + 1) / (len(z) + 2)
 
-    def descent(sharpness: float) -> float:
-        """The derivative, in log 1/T, of the NLL of all labels and of the prior."""
-        return len(z) * sharpness * slope(sharpness) + math.log(sharpness) / width**2
-
     if width < math.inf:
-        return root_temperature(descent, scale)[0]
+        return most_probable_temperature(z, right, scale, width)
     faultless = bool((right == 0).all())
     temperature, bounded = root_temperature(excess if faultless else slope, scale)
     if faultless:
@@ -70,6 +66,27 @@ def fit_temperature(logits: Any, labels: Any, width: float = math.inf) -> float:
         told = "the held-out likelihood has no maximum within bounds, do labels and logits belong together?"
         warnings.warn(f"{told} T = {temperature:.4g} is the bound", stacklevel=2)
     return temperature
+
+
+def most_probable_temperature(z: np.ndarray, right: np.ndarray, scale: float, width: float) -> float:
+    """The minimum in log 1/T of the NLL of all samples and of the prior. Logits that say next to nothing give it two
+    valleys, one at T = 1: so a grid is looked through first."""
+    from scipy.optimize import brentq
+
+    def loss(log: float) -> float:
+        sharp = math.exp(log)
+        return float((logsumexp(sharp * z, axis=1) - sharp * right).sum() + 0.5 * (log / width) ** 2)
+
+    def slope(log: float) -> float:
+        sharp = math.exp(log)
+        return float(sharp * ((softmax(sharp * z, axis=1) * z).sum(1) - right).sum() + log / width**2)
+
+    grid = np.linspace(min(-math.log(WIDEST * scale), -1.0), max(math.log(WIDEST / scale), 1.0), 41).tolist()
+    best = min(range(len(grid)), key=lambda place: loss(grid[place]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    if slope(low) >= 0 or slope(high) <= 0:  # at an end of the grid
+        return math.exp(-grid[best])
+    return math.exp(-brentq(slope, low, high, xtol=1e-12))
 
 
 def root_temperature(rising: Callable[[float], float], scale: float) -> tuple[float, bool]:
