@@ -19,7 +19,7 @@ import numpy as np
 
 from eow.errors import EowError
 from eow.mapping import let_go
-from eow.metrics.checks import labels_of
+from eow.metrics.checks import labels_of, over_rows
 from eow.metrics.scores import FLOOR
 from eow.openworld import prior_shift, shifted_probabilities
 from eow.storage import make_folder, map_arrays, write_arrays
@@ -52,8 +52,8 @@ class Predictions:
     @cached_property
     def renormalised(self) -> np.ndarray:
         """The confidence among the K classes alone, floored as in metrics.nll."""
-        total = self.probs.sum(1, dtype=np.float64) + self.probs.shape[1] * FLOOR
-        return np.minimum(np.maximum(self.confidence.astype(np.float64), FLOOR) / total, 1.0)
+        total = np.concatenate(list(over_rows(lambda block, _: block.sum(1), self.probs)))
+        return np.minimum(np.maximum(self.confidence, FLOOR) / (total + self.probs.shape[1] * FLOOR), 1.0)
 
     @property
     def open_world(self) -> bool:

@@ -30,7 +30,7 @@ CONTROLS = ("noise_negatives", "mixed_negatives", "vos")  # EOW without chains: 
 MODERN_EOW: Table = {
     "data": {"holdout": "auto"},
     "model": {"unknown": "quadratic"},
-    "method": {"lam": 0.02, "start_epoch": 0.67, "calibrate": "holdout", "unknown_rate": 0.002, "fence": 128},
+    "method": {"lam": 0.02, "start_epoch": 0.67, "calibrate": "holdout", "unknown_rate": 0.002},
 }
 # What a method wants of its own in `modern`, on every network, on the MLP and on the others. JEM's steps and start,
 # DBLE's rate and that mixed_negatives keeps EOW's cut were chosen by the NLL on held-out training data alone: digits
