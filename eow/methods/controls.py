@@ -9,13 +9,13 @@ Langevin dynamics buys; every option of EOW is there, only the defaults differ.
 
     loss = E_data[-log h(x)[y]] + λ E_negatives[-log h(z)[K+1]]
 
-Ours, `modern`. Digits with 8 and 9 unseen, three seeds (records/2026-11-15_demo-full; eow: 98.8, 1.1, .039, 96.0,
-.003 / .055):
+Ours, `modern`. Digits with 8 and 9 unseen, three seeds (records/2026-11-15_demo-full; eow: 98.8, 1.2, .038, 95.9,
+.002 / .011):
 
                       accuracy   ECE    NLL    AUROC   unknown: known / unseen classes
-    noise_negatives   98.3       1.3    .053   95.7    .005 / .122
-    mixed_negatives   98.7       0.8    .042   96.1    .003 / .079
-    vos               98.9       1.0    .039   95.7    .002 / .032
+    noise_negatives   98.3       1.3    .052   95.7    .005 / .107
+    mixed_negatives   98.7       0.7    .041   96.0    .003 / .022
+    vos               98.9       1.0    .039   95.6    .002 / .004
 
 CIFAR-100, ResNet-50, 15 epochs, three seeds (records/2026-11-15_cifar100; eow of these seeds: 71.5, 1.1, .986, 99.9,
 99.6): mixed_negatives accuracy 71.3 %, ECE 1.1 %, NLL of K .991, AUROC by unknown 72.1 % on noise, 33.6 % on permuted.
