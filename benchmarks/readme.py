@@ -19,10 +19,11 @@ ABOUT_DIGITS = f"""Digits, 8 and 9 never seen in training, recipe `modern`, mean
 one CPU thread (`make demo-all`, [record]({DIGITS}/record.md)). Accuracy, ECE and AUROC (confidence, known against
 unseen) in %:
 """
-ABOUT_CIFAR = f"""CIFAR-100, ResNet-50, 15 epochs, one H200 (`eow bench benchmarks/cifar100.toml`,
-[record]({CIFAR}/record.md) with its plan and paired differences). Mean ± standard deviation over 5 seeds, over 3 where
-marked *. ECE in % and, in brackets, what a calibrated model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped)
-by entropy (by vanilla's confidence 72.7 and 69.7), noise and permuted pixels by unknown, without one by confidence:
+ABOUT_CIFAR = f"""CIFAR-100, ResNet-50, 15 epochs, one H200 (`eow bench benchmarks/cifar100.toml` as the
+[record]({CIFAR}/record.md) says, with its plan and paired differences). Mean ± standard deviation over 5 seeds, over 3
+where marked *. ECE in % and, in brackets, what a calibrated model would measure. AUROC in %: CIFAR-10 and SVHN
+(re-cropped) by entropy (by vanilla's confidence 72.7 and 69.7), noise and permuted pixels by unknown, without one by
+confidence:
 """
 ABOUT_TABULAR = f"""`EOWClassifier` beside scikit-learn's classifiers with their defaults, five splits
 (`python benchmarks/tabular.py`, [record]({TABULAR}/record.md) with its caveats). AUROC % of unknown, for the others of

@@ -134,7 +134,9 @@ def build(cls: type, table: Table, section: str) -> Any:
     for key in table:
         if key not in known:
             near = get_close_matches(key, known, 1)
-            hint = f"did you mean {section}.{near[0]}?" if near else f"{section} has {', '.join(known)}"
+            hint = (
+                f"did you mean {section}.{near[0]}?" if near else f"{section} has {', '.join(known) or 'no settings'}"
+            )
             raise EowError(f"there is no setting {section}.{key}: {hint}")
     return cls(**{key: convert(value, hints[key], f"{section}.{key}") for key, value in table.items()})
 

@@ -42,7 +42,10 @@ def calibration(said: Predictions) -> dict[str, float]:
 
 def scores_of(said: Predictions) -> dict[str, Any]:
     """Every score by which these predictions tell known from unknown; higher looks more known."""
-    return scores(said.probs, said.unknown if said.open_world else None, said.logits, said.confidence)
+    found = scores(said.probs, said.unknown, said.logits, said.confidence)
+    if not said.open_world:  # what is left over of the probabilities counts in the entropy, but was not trained
+        del found["unknown"]
+    return found
 
 
 def open_world(known: Predictions, outliers: Predictions, known_scores: dict[str, Any] | None = None) -> dict[str, Any]:

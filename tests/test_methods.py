@@ -301,6 +301,21 @@ def test_the_end_of_training_calibrates_on_what_is_held_out(rate: float | str) -
     assert all(torch.equal(tensor, encoder[name]) for name, tensor in method.model.encoder.state_dict().items())
 
 
+def test_of_a_few_held_out_samples_no_mean_is_taken() -> None:
+    """Their temperature stays near 1, and the shift is the one that the rate asks of λ."""
+    method, held = trained_for_long(calibrate="holdout", unknown_rate=0.01), part_of("train", seed=7)
+    few = Batches(held.dataset.subset(np.arange(9)), 500, held.transform, held.device)
+    before = method.model.head.bias.detach().clone()
+    with pytest.warns(RuntimeWarning, match="of 9 held-out samples, fewer than 30, the mean unknown says nothing"):
+        method.finish(part_of("train", seed=8), few)
+    after = method.model.head.bias.detach()
+    temperature = (before / after)[0]
+    shift = math.log(0.01 / 0.99) - math.log(method.options.lam)
+    assert math.exp(-3 * PRIOR_WIDTH) < temperature < math.exp(3 * PRIOR_WIDTH)
+    torch.testing.assert_close(after[:-1], before[:-1] / temperature)
+    assert after[-1].item() == pytest.approx(before[-1].item() / temperature.item() + shift, abs=1e-5)
+
+
 def test_calibration_wants_a_part_of_the_training_set() -> None:
     method = make(calibrate="holdout")
     before = method.model.head.bias.clone()

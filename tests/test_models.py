@@ -351,6 +351,15 @@ def test_a_quadratic_unknown_is_its_formula_and_begins_as_the_linear_one(dropout
     torch.testing.assert_close(models[1](x), expected)
 
 
+def test_a_quadratic_unknown_is_a_number_wherever_the_features_are() -> None:
+    head = OpenLinear(nn.Linear(3, 4))
+    nn.init.ones_(head.square)
+    far = torch.tensor([[1.0, -1.0, 1.0]]) * torch.tensor([1e3, 1e12, 1e20, 1e30]).unsqueeze(1)
+    said = head(far)
+    assert said.isfinite().all()
+    assert (said.argmax(1) == 3).all()
+
+
 def test_an_unknown_that_is_not_bent_now_keeps_the_bend_it_has() -> None:
     """`curved` is about what is trained, not about what is said."""
     torch.manual_seed(0)

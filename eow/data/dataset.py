@@ -138,7 +138,7 @@ def few(count: int) -> int:
     most a tenth (CIFAR-100: 894 of 50,000).
 
     What is fitted on h samples errs by about 1/√h, and what training loses without them grows with h: on CIFAR-100 a
-    twentieth cost vanilla .6 points of accuracy (records/2026-11-15_cifar100).
+    twentieth cost vanilla .7 points of accuracy (records/2026-11-15_cifar100).
     """
     return max(1, min(round(4 * count**0.5), count // 10))
 

@@ -19,6 +19,7 @@ CIFAR-100, ResNet-50, 15 epochs, five seeds, a twentieth held out (records/2026-
 """
 
 import math
+import warnings
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from eow.sampling.langevin import noise_scale, run_chain
 from eow.seeds import derive, own_randomness
 
 MOST_FENCED = 50_000  # training samples whose features a fence is fitted on
+FEWEST = 30  # held-out samples that a mean unknown can be taken of
 PRIOR_WIDTH = 0.5  # of log T before any held-out sample is seen; a few hundred of them outweigh it
 PROFILED = 256  # training samples whose features the chains of `diagnose` may start from
 
@@ -197,9 +199,15 @@ class EOW(Method):
 
     def fit_to(self, holdout: Any) -> None:
         """Divide the logits by a temperature and shift the unknown, in the head's own weights: then the K classes'
-        likelihood on held-out data is highest and the mean unknown there is `unknown_rate`, or what it was."""
+        likelihood on held-out data is highest and the mean unknown there is `unknown_rate`, or what it was. Of a few
+        samples the mean says nothing: the shift is then the one that λ asks for."""
         rate = None if self.options.unknown_rate == "trained" else self.options.unknown_rate
-        temperature, bias = fit_temperature_and_bias(*collect(self, holdout, self.model), rate, width=PRIOR_WIDTH)
+        logits, labels = collect(self, holdout, self.model)
+        temperature, bias = fit_temperature_and_bias(logits, labels, rate, width=PRIOR_WIDTH)
+        if len(labels) < FEWEST:
+            told = f"of {len(labels)} held-out samples, fewer than {FEWEST}, the mean unknown says nothing"
+            warnings.warn(f"{told}: the unknown rate is set by λ, see data.holdout", RuntimeWarning, stacklevel=2)
+            bias = self.shift
         with torch.no_grad():
             for parameter in self.model.head.parameters():
                 parameter.div_(temperature)

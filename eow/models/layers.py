@@ -16,6 +16,7 @@ Stages: TypeAlias = OrderedDict[str, nn.Module]
 SLOPES = {"relu": 0.0, "leaky_relu": 0.2}
 NORMS = ("batch", "none")
 STEM_STRIDES = {"32": 1, "64": 2}
+FARTHEST = 1e15  # a feature farther out counts as that far: its square is still a number in float32
 
 
 class GaussianNoise(nn.Module):
@@ -121,7 +122,8 @@ class OpenLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         logits = nn.functional.linear(input, self.weight, self.bias)
         square = self.square if self.curved else self.square.detach()
-        return torch.cat([logits[..., :-1], logits[..., -1:] + nn.functional.linear(input * input, square[None])], -1)
+        within = input.clamp(-FARTHEST, FARTHEST)
+        return torch.cat([logits[..., :-1], logits[..., -1:] + nn.functional.linear(within * within, square[None])], -1)
 
 
 def check_image(model: str, in_shape: Sequence[int], smallest: int) -> None:
