@@ -170,23 +170,24 @@ train, _ = holdout_split(whole, 0.1, 0)
 train.hash
 batches = Batches(train, 4, Transform(*statistics(train)), torch.device("cpu"), resident=False)
 seen = sum(len(y) for _, y in batches.epoch(0)) + sum(len(y) for _, y in batches.in_order())
-assert seen == 2 * len(train) == 1152
+assert seen == 2 * len(train) == 2304
 print(memory() - before, whole.inputs.nbytes / 2**20)
 """
 )
 
 
 def test_a_folder_of_images_is_streamed_in_less_memory_than_it_takes(tmp_path: Path) -> None:
-    """Read, cut, hashed, measured, shuffled and gone through in order: 250 MB of images, less than half in memory."""
+    """Read, cut, hashed, measured, shuffled and gone through in order: 540 MB of images, less than half in memory. (What
+    is in memory does not grow with them, but varies: 80 to 140 MB.)"""
     (tmp_path / "tree" / "a").mkdir(parents=True)
     (tmp_path / "tree" / "b").mkdir()
     for name in "ab":
         first = tmp_path / "tree" / name / "0.png"
         Image.fromarray(np.full((384, 384, 3), ord(name), np.uint8)).save(first)
-        for i in range(1, 400):
+        for i in range(1, 800):
             os.link(first, first.with_name(f"{i}.png"))
     took, size = map(float, python(WALK, tmp_path / "tree").split())
-    assert size > 250
+    assert size > 500
     assert took < size / 2
 
 
