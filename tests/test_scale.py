@@ -177,8 +177,8 @@ print(memory() - before, whole.inputs.nbytes / 2**20)
 
 
 def test_a_folder_of_images_is_streamed_in_less_memory_than_it_takes(tmp_path: Path) -> None:
-    """Read, cut, hashed, measured, shuffled and gone through in order: 540 MB of images, less than half in memory. (What
-    is in memory does not grow with them, but varies: 80 to 140 MB.)"""
+    """Read, cut, hashed, measured, shuffled and gone through in order: 540 MB of images, less than half in memory.
+    What is in memory varies (80 to 140 MB) and does not grow with the images."""
     (tmp_path / "tree" / "a").mkdir(parents=True)
     (tmp_path / "tree" / "b").mkdir()
     for name in "ab":
