@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from eow import metrics
-from eow.config import RunConfig, resolve
+from eow.branching import branch, trunk
+from eow.config import resolve
 from eow.console import print_table
 from eow.data import Dataset
 from eow.data.loader import Batches
@@ -42,31 +43,6 @@ from eow.training import Training
 RATES = (0.02, 0.01, 0.005, 0.002)
 RANKS = (32, 128, 512)  # of the fences that are tried
 Arrays = dict[str, np.ndarray]
-
-
-def anywhere(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state whose names do not depend on the cut."""
-    return {
-        name.replace("model.encoder.", "model.").replace("model.tail.", "model."): each for name, each in state.items()
-    }
-
-
-def prefix(config: RunConfig, data: RunData, place: Place, epochs: int) -> dict[str, Tensor]:
-    """The state after so many epochs; the energy term of `config` must not have begun."""
-    training = begin(config, data, place)
-    for line in training.epochs():
-        if line["epoch"] + 1 == epochs:
-            break
-    return {name: each.clone() for name, each in anywhere(training.state()).items()}
-
-
-def go_on(training: Training, state: dict[str, Tensor], first: int) -> float:
-    """Train from epoch `first` on, from a state of a network that may have been cut elsewhere; the seconds it took."""
-    names = {anywhere({name: each}).popitem()[0]: name for name, each in training.state().items()}
-    optimizer = {name: each for name, each in state.items() if name.startswith("optimizer.")}
-    own = training.state()
-    training.restore({**{names[name]: state.get(name, own[names[name]]) for name in names}, **optimizer})
-    return sum(line["seconds"] for line in training.epochs(first))
 
 
 def sets_of(data: RunData, outliers: Path | None, seed: int) -> tuple[Dataset, dict[str, Dataset]]:
@@ -181,12 +157,13 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
         if network not in states:
             began = time.perf_counter()
             plain = {"name": arguments.model, **json.loads(network)}
-            states[network] = prefix(resolve({**common, "model": plain, "method": late}), data, place, first)
+            before = begin(resolve({**common, "model": plain, "method": late}), data, place)
+            states[network] = trunk(before, first)[0]
             found["prefix_seconds"].append(time.perf_counter() - began)
         training = begin(resolve({**common, "model": model, "method": method}), data, place)
         if wanted is None:
             training.method.begin_epoch = lambda epoch, epochs, method=training.method: setattr(method, "active", False)  # type: ignore[method-assign]
-        seconds = go_on(training, states[network], first)
+        seconds = sum(line["seconds"] for line in branch(training, states[network], first))
         said = [compute(training.method, each, data.transform, place.device) for each in (known, *outliers.values())]
         if arguments.keep:
             kept = {name: one["logits"].astype(np.float16) for name, one in zip(("known", *outliers), said)}

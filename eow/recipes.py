@@ -23,7 +23,12 @@ PAPER_CHAINS: Table = {
     "start": "buffer", "buffer_size": 10_000, "start_width": 0.1, "restart": 0.05,
 }  # fmt: skip
 
-CONTROLS = ("noise_negatives", "mixed_negatives", "vos")  # EOW without chains: on at the same time, nothing else alike
+CONTROLS = (
+    "feature_negatives",
+    "noise_negatives",
+    "mixed_negatives",
+    "vos",
+)  # EOW without chains: on at the same time, nothing else alike
 
 # EOW's own part of `modern`, the same for every network and data set; the controls have it too, so that nothing but
 # their negatives is not alike. Chosen on held-out training data: records/2026-11-15_recipe.

@@ -19,7 +19,7 @@ from eow.sampling import Starts, langevin
 from eow.sampling.chains import mixed_pairs
 from eow.sampling.outliers import CANDIDATES, GaussianOutliers
 
-CONTROLS = ("noise_negatives", "mixed_negatives", "vos")
+CONTROLS = ("feature_negatives", "noise_negatives", "mixed_negatives", "vos")
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -41,6 +41,8 @@ def batch() -> tuple[Tensor, Tensor]:
 
 def negatives_of(name: str, features: Tensor, labels: Tensor) -> Tensor:
     """What each control draws first, made without it."""
+    if name == "feature_negatives":
+        return features[torch.randperm(len(features), generator=stream())[:32]]
     if name == "noise_negatives":
         return torch.empty(32, features.shape[1]).uniform_(-3, 3, generator=stream())
     if name == "mixed_negatives":

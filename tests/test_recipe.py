@@ -1,45 +1,100 @@
-"""benchmarks/recipe.py: a variant that goes on from a shared prefix is the run it would have been by itself."""
+"""Branches of a shared trunk are the runs they would have been by themselves: eow/branching.py, benchmarks/branches.py
+that fills a grid with them, and the search, benchmarks/recipe.py."""
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
+from eow.bench import bench
+from eow.branching import branch, trunk
 from eow.config import resolve
 from eow.data.sets import load_sets
 from eow.distributed import Place
 from eow.metrics import nll
 from eow.runs import begin
 
-spec = importlib.util.spec_from_file_location("recipe", Path(__file__).parent.parent / "benchmarks" / "recipe.py")
-assert spec is not None
-assert spec.loader is not None
-recipe = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(recipe)
 
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+recipe, branches = script("recipe"), script("branches")
 DATA = {"name": "digits", "holdout": 0.3}
 HIDDEN = {"hidden": [16, 16]}
 
 
 @pytest.mark.parametrize(("cut", "unknown"), [("penultimate", "linear"), ("stage1", "quadratic")])
-def test_a_variant_from_a_prefix_is_the_whole_run(cut: str, unknown: str) -> None:
+def test_a_branch_is_the_whole_run(cut: str, unknown: str) -> None:
     place = Place(torch.device("cpu"))
     common = {"data": DATA, "train": {"epochs": 3}}
     earlier = resolve({**common, "model": HIDDEN, "method": {"start_epoch": 2}})
     config = resolve({**common, "model": {**HIDDEN, "cut": cut, "unknown": unknown}, "method": {"start_epoch": 1}})
     data = load_sets(config.data, 0)
-    state = recipe.prefix(earlier, data, place, 1)
-    branch, whole = begin(config, data, place), begin(config, data, place)
-    recipe.go_on(branch, state, 1)
-    for _ in whole.epochs():
-        pass
-    found, expected = branch.state(), whole.state()
+    state, before = trunk(begin(earlier, data, place), 1)
+    parted, whole = begin(config, data, place), begin(config, data, place)
+    after, lines = list(branch(parted, state, 1)), list(whole.epochs())
+    assert [line["ce"] for line in (*before, *after)] == pytest.approx([line["ce"] for line in lines])
+    found, expected = parted.state(), whole.state()
     assert found.keys() == expected.keys()
     for name, each in expected.items():
         torch.testing.assert_close(found[name], each, msg=name)
     assert any(name.endswith("square") for name in found) == (unknown == "quadratic")
+
+
+GRID = """
+[grid]
+name = "small"
+methods = ["vanilla", "temperature", "mixed_negatives", "eow"]
+seeds = 2
+columns = ["accuracy", "nll"]
+[settings]
+data = { name = "digits", holdout = "auto", outliers = ["noise"] }
+model = { name = "mlp", hidden = [16, 16] }
+train = { epochs = 3 }
+"""
+
+
+def test_a_grid_of_branches_is_the_bench_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(GRID)
+    for seed in ("1", "0"):
+        monkeypatch.setattr(sys, "argv", ["branches.py", str(file), "--out", str(tmp_path / "a"), "--seeds", seed])
+        branches.main()
+    made = {folder.name: folder.stat().st_mtime_ns for folder in (tmp_path / "a" / "runs").iterdir()}
+    assert len(made) == 6  # vanilla, mixed_negatives and eow, twice
+    found, expected = (bench(file, tmp_path / out, jobs=1) for out in ("a", "b"))
+    assert {name: (tmp_path / "a" / "runs" / name).stat().st_mtime_ns for name in made} == made  # not trained again
+    rows = [{row["method"]: row["figures"] for row in table["rows"]} for table in (found, expected)]
+    for method in ("mixed_negatives", "eow"):
+        for column in ("accuracy %", "NLL"):
+            assert rows[0][method][column]["by_seed"] == pytest.approx(rows[1][method][column]["by_seed"])
+    # Vanilla's trunk has an unknown logit more: another network, trained alike.
+    assert rows[0]["vanilla"]["NLL"]["mean"] == pytest.approx(rows[1]["vanilla"]["NLL"]["mean"], rel=0.2)
+    assert rows[0]["temperature"]["accuracy %"]["by_seed"] == rows[0]["vanilla"]["accuracy %"]["by_seed"]
+
+
+def test_vanilla_s_branch_says_what_the_known_logits_say() -> None:
+    place = Place(torch.device("cpu"))
+    common = {"data": DATA, "model": HIDDEN, "train": {"epochs": 3}}
+    config = resolve({**common, "model": {**HIDDEN, "cut": "stage1", "unknown": "quadratic"}})
+    data = load_sets(config.data, 0)
+    training = branches.never(begin(config, data, place))
+    list(branch(training, trunk(begin(config, data, place), 1)[0], 1))
+    closed = branches.without_unknown(training.method, resolve({**common, "method": {"name": "vanilla"}}))
+    x = torch.rand(50, 64)
+    training.method.eval(), closed.eval()
+    torch.testing.assert_close(closed.model(x), training.method.model(x)[:, :-1])
+    assert not training.method.model.head.square.any()
 
 
 def test_figures_are_those_of_the_logits(tmp_path: Path) -> None:

@@ -76,9 +76,14 @@ class Grid:
 
 
 def read_grid(
-    file: str | Path, size: str, *, only: tuple[str, ...] = (), seeds: int = 0, settings: Table | None = None
+    file: str | Path,
+    size: str,
+    *,
+    only: tuple[str, ...] = (),
+    seeds: int | list[int] = 0,
+    settings: Table | None = None,
 ) -> Grid:
-    """The grid of a file in one of its sizes; `only` some methods, another number of `seeds`, other `settings`."""
+    """The grid of a file in one of its sizes; `only` some methods, other `seeds`, other `settings`."""
     if size not in SIZES:
         raise EowError(f"there is no size {size!r}: choose {' or '.join(SIZES)}")
     table = configs.from_toml(file)
@@ -88,7 +93,7 @@ def read_grid(
         raise EowError(f"{file}: {error}") from None
 
 
-def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: int, settings: Table) -> Grid:
+def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: Any, settings: Table) -> Grid:
     check_keys(table, "", "the file")
     for each in SIZES:
         check_keys(table.get(each, {}), "size", f"[{each}]")

@@ -21,7 +21,14 @@ from eow.config import Table, to_table
 from eow.console import console, print_table
 from eow.plain import encoded, no_formula
 
-NO_BASELINES = ("eow", "shrink", "noise_negatives", "mixed_negatives", "vos")  # ours, and controls of ours
+NO_BASELINES = (
+    "eow",
+    "shrink",
+    "feature_negatives",
+    "noise_negatives",
+    "mixed_negatives",
+    "vos",
+)  # ours, and controls of ours
 LEVEL = 0.05
 NOTE = (
     "Mean ± standard deviation over seeds. v+ / v-: better / worse than vanilla; b+ / b-: than the best baseline "

@@ -2,7 +2,7 @@
 
 from eow.errors import EowError
 from eow.methods.base import Method, Prediction
-from eow.methods.controls import VOS, MixedNegatives, NoiseNegatives
+from eow.methods.controls import VOS, FeatureNegatives, MixedNegatives, NoiseNegatives
 from eow.methods.dble import DBLE
 from eow.methods.ensemble import Ensemble
 from eow.methods.eow import EOW
@@ -29,6 +29,7 @@ METHODS: dict[str, type[Method]] = {
     "dble": DBLE,
     "eow": EOW,
     "shrink": Shrink,
+    "feature_negatives": FeatureNegatives,
     "noise_negatives": NoiseNegatives,
     "mixed_negatives": MixedNegatives,
     "vos": VOS,

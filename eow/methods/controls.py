@@ -1,6 +1,7 @@
 """Controls: EOW's K+1 training with negatives that no chain has moved (steps = 0). What EOW gains over these is what
 Langevin dynamics buys; every option of EOW is there, only the defaults differ.
 
+    feature_negatives the features of the batch themselves: EOW of `modern` with its steps taken away, nothing else
     noise_negatives   uniform noise at the cut, U(-3, 3) in every coordinate: wide, three deviations of an input
     mixed_negatives   mixtures of two samples of different classes, at the cut (PROSER's data placeholders, Zhou, Ye,
                       Zhan: CVPR 2021, with Beta(1, 1))
@@ -28,6 +29,13 @@ from eow.methods.eow import EOW, EOWOptions
 
 
 @dataclass(frozen=True)
+class FeatureNegativesOptions(EOWOptions):
+    name: ClassVar[str] = "feature_negatives"
+    start: str = "features"
+    steps: int = 0
+
+
+@dataclass(frozen=True)
 class NoiseNegativesOptions(EOWOptions):
     name: ClassVar[str] = "noise_negatives"
     start: str = "noise"
@@ -48,6 +56,11 @@ class VOSOptions(EOWOptions):
     start: str = "gaussian"
     steps: int = 0
     buffer_size: int = 10_000  # of the queue of features
+
+
+class FeatureNegatives(EOW):
+    Options = FeatureNegativesOptions
+    summary = "control: K+1 softmax, the unknown trained on the batch's own features, no chains"
 
 
 class NoiseNegatives(EOW):

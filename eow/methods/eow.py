@@ -92,6 +92,15 @@ class EOWOptions(NoOptions):
             )
         return prior_shift(self.unknown_rate, self.lam)
 
+    def first_epoch(self, epochs: int) -> int:
+        """The energy term's, of so many."""
+        start = self.start_epoch
+        if 1 <= start >= epochs:
+            raise EowError(
+                f"method.start_epoch is {start} of {epochs} epochs: the energy term would never start, lower it"
+            )
+        return min(round(start * epochs), epochs - 1) if start < 1 else math.ceil(start)
+
 
 class EOW(Method):
     Options = EOWOptions
@@ -149,12 +158,7 @@ class EOW(Method):
             self.starts.buffer.fill(self.stream.manual_seed(derive("buffer", self.seed, rank)))
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
-        start = self.options.start_epoch
-        if 1 <= start >= epochs:
-            raise EowError(
-                f"method.start_epoch is {start} of {epochs} epochs: the energy term would never start, lower it"
-            )
-        self.active = epoch >= (min(round(start * epochs), epochs - 1) if start < 1 else start)
+        self.active = epoch >= self.options.first_epoch(epochs)
         if isinstance(self.model.head, OpenLinear):
             self.model.head.curved = self.active
 
