@@ -18,6 +18,8 @@ class LoaderBatches:
     """Somebody's loader of (input, label) pairs. With `unknown`, as many outliers follow the inputs of every batch: the
     rows of x beyond len(y)."""
 
+    split = "train"  # what is passed for training is taken for it
+
     def __init__(
         self,
         loader: Any,
@@ -44,6 +46,10 @@ class LoaderBatches:
             if outliers is not None:
                 x = torch.cat([x, take(outliers, len(x), x)])
             yield x, y
+
+    def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Everything once, without outliers, in the order of the loader."""
+        yield from map(self.checked, self.loader)
 
     def checked(self, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = pair_of(batch)
@@ -175,7 +181,13 @@ def is_arrays(data: Any) -> bool:
 
 
 def array_loader(
-    inputs: Any, labels: Any, batch: int, dtype: torch.dtype = torch.float32, integers: bool = False
+    inputs: Any,
+    labels: Any,
+    batch: int,
+    dtype: torch.dtype = torch.float32,
+    integers: bool = False,
+    *,
+    training: bool = True,
 ) -> DataLoader[Any]:
     x, y = inputs_of(inputs, dtype, integers), labels_of(labels)
     if len(x) != len(y) or not len(x):
@@ -183,7 +195,7 @@ def array_loader(
             f"there are {len(x)} inputs and {len(y)} labels: pass as many labels as inputs, and at least one"
         )
     check_finite(x)
-    return DataLoader(TensorDataset(x, y), batch_size=min(batch, len(x)), shuffle=True, drop_last=True)
+    return DataLoader(TensorDataset(x, y), batch_size=min(batch, len(x)), shuffle=training, drop_last=training)
 
 
 def dataset_loader(data: Any, batch: int, what: str, *, training: bool = True) -> Any:

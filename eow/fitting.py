@@ -40,15 +40,18 @@ def fit(
     device: str = "auto",
     progress: bool = False,
     unknown: Any = None,
+    holdout: Any = None,
     **options: Any,
 ) -> Method:
     """Train a SplitModel in place and return it as a method, whose `predict(x)` gives label, confidence and unknown.
 
     `data` is a loader of (inputs, labels) batches, a torch Dataset of such pairs, or a pair (X, y) of arrays, as the
     network wants them. `unknown` is a loader, a Dataset or an array of real outliers: half of the negatives' weight λ
-    then goes to them, the other half stays with the chains. `options` are the method's settings: `eow.fit(model,
-    loader, lam=0.05, start="mixed")`. The head must have one output more than classes for `eow`; `eow.upgrade` sees to
-    that, and since an upgraded model is trained already, its energy term is on from the first epoch (`start_epoch=0`).
+    then goes to them, the other half stays with the chains. `holdout` is given like `data` and holds samples that are
+    not in it: when training has ended a temperature is fitted to them, and the share of unknowns, where `unknown_rate`
+    says one. `options` are the method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have
+    one output more than classes for `eow`; `eow.upgrade` sees to that, and since an upgraded model is trained already,
+    its energy term is on from the first epoch (`start_epoch=0`).
     """
     needs_split(model)
     kind = method_named(method)
@@ -65,6 +68,8 @@ def fit(
         kind = OutlierEOW
     if upgraded and method == "eow":
         options = {"start_epoch": 0, **options}
+    if holdout is not None and issubclass(kind, EOW):
+        options = {"calibrate": "holdout", **options}
     wishes = {"epochs": epochs, "batch": batch, "optimizer": optimizer, "lr": lr, "weight_decay": weight_decay}
     wishes = {key: plain(value) for key, value in wishes.items()}
     # Somebody else's forward may wait for the device, which a captured step must not.
@@ -80,17 +85,26 @@ def fit(
         )
     if getattr(chosen, "fence", 0):
         raise EowError("a fence is fitted on a whole training set, which eow.fit does not keep: leave fence out")
-    if kind.uses_holdout(chosen):
-        raise EowError("calibrate is fitted on held-out data, which eow.fit has none of: leave it out")
+    if kind.uses_holdout(chosen) and holdout is None:
+        raise EowError("calibrate='holdout' is fitted on held-out data: pass some as holdout, or leave it out")
+    if holdout is not None and not kind.uses_holdout(chosen):
+        raise EowError(f"nothing of this is fitted on held-out data ({method}, calibrate='none'): leave holdout out")
     place = Place(pick_device(settings.device))
     classes = model.head.out_features - kind.extra_outputs
     takes: dict[str, Any] = {"dtype": floating_type(model), "integers": getattr(model, "integers", False)}
-    if is_arrays(data):
-        data = array_loader(data[0], data[1], settings.batch, **takes)
-    data = dataset_loader(data, settings.batch, "data")
+
+    def loader_of(given: Any, name: str, training: bool) -> Any:
+        if is_arrays(given):
+            return array_loader(given[0], given[1], settings.batch, training=training, **takes)
+        return dataset_loader(given, settings.batch, name, training=training)
+
+    data = loader_of(data, "data", True)
     if unknown is not None:
         unknown = outlier_loader(unknown, settings.batch, **takes)
     batches = LoaderBatches(data, classes, place.device, unknown, **takes)
+    held = None
+    if holdout is not None:
+        held = LoaderBatches(loader_of(holdout, "holdout", False), classes, place.device, **takes)
     with own_randomness(place.device, seed):  # for the loader's shuffling and what a method initialises
         x, y = first_batch(batches)
         trained = kind(model, chosen, classes, tuple(x.shape[1:]), seed)
@@ -105,7 +119,7 @@ def fit(
     for _ in training.epochs():
         pass
     if isinstance(trained, EOW):
-        trained.finish(batches, None)
+        trained.finish(batches, held)
         if isinstance(model, UpgradedModel):
             model.odds.fill_(chosen.odds)
     return trained.eval()

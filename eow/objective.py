@@ -23,6 +23,7 @@ from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
 from eow.models import SplitModel, frozen_statistics
 from eow.models.surgery import UpgradedModel
+from eow.models.widening import WidenedOpenLinear
 from eow.sampling import NEGATIVE_LOSSES
 from eow.seeds import derive
 
@@ -62,9 +63,28 @@ def raise_unknown(method: EOW, x: Tensor, y: Tensor) -> None:
         model.head.bias[-1] += shift
 
 
+def measure_features(model: UpgradedModel, x: Tensor) -> None:
+    """Tell a quadratic unknown how large the features are that the head reads."""
+    head, read = model.head, []
+    if not isinstance(head, WidenedOpenLinear):
+        return
+    handle = head.register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    try:
+        with torch.no_grad(), frozen_statistics(model), torch.autocast(x.device.type, enabled=False):
+            model(x)
+    finally:
+        handle.remove()
+    squares = read[-1].float().square().sum(-1).mean()
+    if in_parallel():
+        torch.distributed.all_reduce(squares)
+        squares = squares / torch.distributed.get_world_size()
+    head.measure(squares)
+
+
 def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:
     """Bring an upgraded model's unknown logit to the prior odds of the training that now begins."""
     if not model.odds:
+        measure_features(model, x[: len(y)])
         raise_unknown(method, x, y)
     else:
         with torch.no_grad():

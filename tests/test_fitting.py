@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from eow.errors import EowError
 from eow.fitting import fit
+from eow.methods import fit_temperature_and_bias
 from eow.metrics import auroc
 from eow.models import SplitModel
 from eow.models.surgery import UpgradedModel, upgrade
@@ -71,7 +72,7 @@ def test_an_upgraded_model_learns_the_unknown_in_five_epochs(
     assert torch.equal(before.label, trained(digits["test_x"]).argmax(1))
     assert before.unknown.max() < 1e-6
     fit(upgraded, loader(digits), epochs=5)
-    known, unseen = predict(upgraded, digits["test_x"]), predict(upgraded, digits["unseen"])
+    known, unseen = (predict(upgraded, digits[part], unknown_rate=0.1) for part in ("test_x", "unseen"))
     assert accuracy(upgraded, digits) >= accuracy(trained, digits) - 0.01
     assert known.unknown.mean() < 0.12
     assert unseen.unknown.mean() > max(0.3, 4 * float(known.unknown.mean()))
@@ -85,8 +86,8 @@ def test_real_outliers_raise_the_unknown_where_they_are(trained: nn.Module, digi
     alone, helped = upgrade(trained), upgrade(trained)
     fit(alone, loader(digits), epochs=5)
     fit(helped, loader(digits), epochs=5, unknown=DataLoader(TensorDataset(digits["unseen"][::2]), 32, shuffle=True))
-    unseen = [predict(model, digits["unseen"][1::2]).unknown.mean() for model in (alone, helped)]
-    known = [predict(model, digits["test_x"]).unknown.mean() for model in (alone, helped)]
+    unseen = [predict(model, digits["unseen"][1::2], unknown_rate=0.1).unknown.mean() for model in (alone, helped)]
+    known = [predict(model, digits["test_x"], unknown_rate=0.1).unknown.mean() for model in (alone, helped)]
     assert unseen[1] > unseen[0] + 0.1
     assert known[1] < known[0] + 0.02
     assert accuracy(helped, digits) >= accuracy(trained, digits) - 0.01
@@ -265,7 +266,7 @@ def balanced(model: UpgradedModel, loss: OpenWorldLoss, x: Tensor, y: Tensor) ->
     with torch.no_grad():
         negatives = method.draw_negatives(model.encoder(x), y)
         data, drawn = (tail.softmax(1)[:, -1] for tail in (model(x), model.tail(negatives)))
-    return float(data.mean()), 0.1 * float((1 - drawn).mean())
+    return float(data.mean()), loss.options.lam * float((1 - drawn).mean())
 
 
 def test_the_first_batch_raises_the_unknown_to_its_balance(trained: nn.Module, digits: dict[str, Tensor]) -> None:
@@ -276,7 +277,7 @@ def test_the_first_batch_raises_the_unknown_to_its_balance(trained: nn.Module, d
     assert float(model.odds) == 0
     data, negatives = balanced(model, loss, x, y)
     assert data == pytest.approx(negatives, rel=0.15)
-    assert 0.01 < data < 0.1
+    assert 0.1 * loss.options.lam < data < 1.01 * loss.options.lam
     assert torch.equal(model(x)[:, :-1], trained(x))
     bias = model.head.bias.detach().clone()
     OpenWorldLoss(model)(x, y)  # raised once, not again
@@ -324,9 +325,10 @@ def test_a_loop_of_ones_own_learns_what_fit_learns(trained: nn.Module, digits: d
             if step % 2:
                 optimizer.step()
                 optimizer.zero_grad()
-    known, unseen = predict(model, digits["test_x"]).unknown.mean(), predict(model, digits["unseen"]).unknown.mean()
+    known, unseen = (predict(model, digits[part]).unknown for part in ("test_x", "unseen"))
     assert accuracy(model, digits) >= accuracy(trained, digits) - 0.01
-    assert unseen > max(0.25, 4 * float(known))
+    assert unseen.mean() > 4 * known.mean()
+    assert auroc(-known, -unseen) > 0.9
     assert model.training
 
 
@@ -370,15 +372,57 @@ def test_the_loss_checks_what_it_is_given(call, sentence: str) -> None:
         call(OpenWorldLoss(small_model()), *map(torch.from_numpy, blobs()))
 
 
-def test_fit_has_no_held_out_data_to_calibrate_on() -> None:
+def test_calibrate_wants_held_out_data_and_held_out_data_wants_to_be_used() -> None:
     model = small_model()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(
-        EowError, match=r"calibrate is fitted on held-out data, which eow\.fit has none of: leave it out"
-    ):
+    with pytest.raises(EowError, match=r"calibrate='holdout' is fitted on held-out data: pass some as holdout"):
         fit(model, blobs(), epochs=1, calibrate="holdout")
+    for options in ({"calibrate": "none"}, {"method": "vanilla"}):
+        with pytest.raises(EowError, match="nothing of this is fitted on held-out data"):
+            fit(small_model(), blobs(), epochs=1, holdout=blobs(), **options)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     fit(model, blobs(), epochs=1, calibrate="none")
+
+
+def test_the_temperature_of_held_out_data_is_in_the_head(trained: nn.Module, digits: dict[str, Tensor]) -> None:
+    """The same training with and without: logits divided by the T that the likelihood of the held-out digits asks for
+    (with its prior), the unknown shifted so that its mean there is what it was, or the rate that was stated."""
+    held = digits["test_x"], digits["test_y"]
+    alone, helped, stated = upgrade(trained), upgrade(trained), upgrade(trained)
+    fit(alone, loader(digits), epochs=3)
+    fit(helped, loader(digits), epochs=3, holdout=held)
+    fit(stated, loader(digits), epochs=3, holdout=DataLoader(TensorDataset(*held), 50), unknown_rate=0.05)
+    with torch.no_grad():
+        before, after, at_rate = (each(held[0]) for each in (alone, helped, stated))
+    temperature, bias = fit_temperature_and_bias(before, held[1], width=0.5)
+    wanted = before / temperature
+    torch.testing.assert_close(after[:, :-1], wanted[:, :-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after[:, -1], wanted[:, -1] + bias, rtol=1e-4, atol=1e-4)
+    assert after.softmax(1)[:, -1].mean() == pytest.approx(float(before.softmax(1)[:, -1].mean()), rel=1e-3)
+    assert at_rate.softmax(1)[:, -1].mean() == pytest.approx(0.05, rel=1e-3)
+    assert float(helped.odds) == pytest.approx(0.02)
+    assert float(stated.odds) == pytest.approx(0.05 / 0.95)
+
+
+def test_features_of_any_size_are_trained_alike() -> None:
+    """Ten times the features with a tenth of the head is the same network, and learns the same unknown."""
+    x, y = (torch.from_numpy(each) for each in blobs(300))
+    plain = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
+    large = copy.deepcopy(plain)
+    with torch.no_grad():
+        for name, factor in (("0.weight", 10.0), ("0.bias", 10.0), ("2.weight", 0.1)):
+            large.get_parameter(name).mul_(factor)
+    upgraded = [upgrade(each) for each in (plain, large)]
+    for model in upgraded:
+        for part in (model.encoder, model.tail):
+            part.requires_grad_(False)
+        model.head.square.requires_grad_(True)  # the part that measures the features
+        fit(model, (x, y), epochs=5, steps=0)
+    small, wide = (model.head for model in upgraded)
+    assert small.square.abs().max() > 1e-3
+    torch.testing.assert_close(wide.square, small.square, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(wide.unit * 100, small.unit, rtol=1e-4, atol=0)
+    assert float((upgraded[0].encoder(x).square().sum(1) * small.unit).mean()) == pytest.approx(300, rel=0.2)
 
 
 def test_the_loss_checks_its_settings() -> None:

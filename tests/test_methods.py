@@ -192,7 +192,7 @@ def test_an_unknown_rate_replaces_the_prior() -> None:
 def test_predict_at_a_rate_equals_the_stored_logits_shifted() -> None:
     method, (x, _) = make(), batch()
     plain, shifted = method.predict(x), method.predict(x, unknown_rate=0.2)
-    probs, unknown = shifted_probabilities(plain.logits.numpy(), prior_shift(0.2, 0.1))
+    probs, unknown = shifted_probabilities(plain.logits.numpy(), prior_shift(0.2, method.options.lam))
     torch.testing.assert_close(shifted.probs.double(), torch.from_numpy(probs), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(shifted.unknown.double(), torch.from_numpy(unknown), atol=1e-6, rtol=1e-5)
     renormalised = method.predict(x, unknown_rate=0.0)

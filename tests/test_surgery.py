@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from eow.errors import EowError
 from eow.models import SplitModel, build
 from eow.models.surgery import UpgradedModel, upgrade
-from eow.models.widening import WidenedLinear
+from eow.models.widening import WidenedLinear, WidenedOpenLinear
 from eow.sampling import run_chain
 
 CUTS = {
@@ -88,7 +88,7 @@ def test_names_of_weights_are_the_users() -> None:
     names = set(upgrade(ResNet(), "layer3").state_dict())
     expected = {
         ("tail." if key.startswith(("layer4", "fc")) else "encoder.") + key for key in ResNet().state_dict()
-    } | {"tail.fc.bias", "odds"}
+    } | {"tail.fc.bias", "tail.fc.square", "tail.fc.unit", "odds"}
     assert names == expected
 
 
@@ -127,9 +127,9 @@ def test_other_precisions(name: str, dtype: torch.dtype) -> None:
 
 def test_tails_that_can_be_written_out_are_plain_sequentials() -> None:
     assert [type(module) for module in upgrade(ResNet(), "layer4").tail] == [  # type: ignore[union-attr]
-        nn.AdaptiveAvgPool2d, nn.Flatten, WidenedLinear,
+        nn.AdaptiveAvgPool2d, nn.Flatten, WidenedOpenLinear,
     ]  # fmt: skip
-    tail = upgrade(LeNet(), "relu_1").tail
+    tail = upgrade(LeNet(), "relu_1", unknown="linear").tail
     assert [type(each) for each in tail.children()] == [nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, WidenedLinear]
 
 
@@ -456,6 +456,7 @@ def test_a_frozen_model_gets_a_head_that_can_learn() -> None:
     assert {name for name, each in upgraded.named_parameters() if each.requires_grad} == {
         "tail.fc.weight",
         "tail.fc.bias",
+        "tail.fc.square",
     }
 
 

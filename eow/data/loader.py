@@ -117,6 +117,10 @@ class Batches:
         if resident:
             self.inputs, self.labels = self.inputs.to(device), self.labels.to(device)
 
+    @property
+    def split(self) -> str:
+        return self.dataset.split
+
     def __len__(self) -> int:
         """Steps of a training epoch: whole batches, each epoch leaving out other samples."""
         return max(1, len(self.dataset) // self.batch)

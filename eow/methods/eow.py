@@ -51,15 +51,15 @@ PROFILED = 256  # training samples whose features the chains of `diagnose` may s
 class EOWOptions(NoOptions):
     name: ClassVar[str] = "eow"
     energy: Literal["paper", "proof", "complement"] = "paper"
-    lam: float = 0.1  # λ, the weight of the energy term
+    lam: float = 0.02  # λ, the weight of the energy term
     unknown_rate: float | str = "trained"  # the share of unknowns that the finished network expects: λ/(1+λ) or ρ
     calibrate: Literal["none", "holdout"] = (
         "none"  # holdout: fit a temperature and the rate ρ to data.holdout at the end
     )
-    start_epoch: int | float = 0.6  # the energy term's first epoch (from 0); below 1, a share of the epochs
+    start_epoch: int | float = 0.67  # the energy term's first epoch (from 0); below 1, a share of the epochs
     fence: int = 0  # the rank of the fence around the training features (fence.py); 0: none
     chains: int = 64  # a step, on each device
-    start: str = "noise:0.5,mixed:0.5"  # where chains start, see sampling/chains.py
+    start: str = "features"  # where chains start, see sampling/chains.py
     start_width: float = 0.1  # of the noise: U(-width, width)
     buffer_size: int = 10_000
     restart: float = 0.05

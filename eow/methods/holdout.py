@@ -18,10 +18,10 @@ def checked(method: Method, part: Batches | None) -> Batches:
     name = method.options.name
     if part is None:
         raise EowError(f"{name} is fitted on held-out data and this run has none: set data.holdout, such as 0.1")
-    if part.dataset.split != "train":
+    if part.split != "train":
         raise EowError(
-            f"{name} would be fitted on the {part.dataset.split} split of {part.dataset.name}, where it is to be "
-            "judged: give it a part of the training split (data.holdout)"
+            f"{name} would be fitted on the {part.split} split of {part.dataset.name}, where it is to be judged: give "
+            "it a part of the training split (data.holdout)"
         )
     return part
 

@@ -121,9 +121,17 @@ class OpenLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         logits = nn.functional.linear(input, self.weight, self.bias)
-        square = self.square if self.curved else self.square.detach()
-        within = input.clamp(-FARTHEST, FARTHEST)
-        return torch.cat([logits[..., :-1], logits[..., -1:] + nn.functional.linear(within * within, square[None])], -1)
+        return torch.cat([logits[..., :-1], logits[..., -1:] + self.rise(input)], -1)
+
+    def curvature(self) -> Tensor:
+        """v, for each feature."""
+        return self.square if self.curved else self.square.detach()
+
+    def rise(self, input: Tensor) -> Tensor:
+        """v·z², of shape (..., 1)."""
+        farthest = min(FARTHEST, torch.finfo(input.dtype).max ** 0.5 / 2)  # half precision ends much earlier
+        within = input.clamp(-farthest, farthest)
+        return nn.functional.linear(within * within, self.curvature()[None])
 
 
 def check_image(model: str, in_shape: Sequence[int], smallest: int) -> None:

@@ -1,7 +1,8 @@
 """`eow.upgrade`: a K+1-th "unknown" logit for a classifier that somebody already has.
 
 The model is copied, cut in two where one tensor carries everything, and its last linear layer widened from K to K+1
-outputs. The K old logits stay as they are, bit for bit. The new one starts as their mean less 16: since
+outputs, the last of them linear or quadratic in the features (layers.OpenLinear, with no square as long as it has not
+been trained). The K old logits stay as they are, bit for bit. The new one starts as their mean less 16: since
 logsumexp(f) >= mean(f) + log K, the unknown then has a probability below e^-16 / K, a ten-millionth, for every input
 and whatever the logits' scale or offset, so no prediction moves. Training can still lift it: the gradient of
 -log h[K+1] with respect to the unknown logit is h[K+1] - 1, which is largest where the unknown is smallest.
@@ -19,7 +20,7 @@ from eow.models.cutting import PENULTIMATE, Recorder, Seen, one_name_each, possi
 from eow.models.probing import SMALL, described, evaluated, probe
 from eow.models.split import SplitModel, frozen_statistics
 from eow.models.tracing import PAIR, trace
-from eow.models.widening import WidenedLinear, checked_head, find_head
+from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, widened
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 
@@ -74,6 +75,7 @@ def upgrade(
     classes: int | None = None,
     example: Any = None,
     *,
+    unknown: str = "quadratic",
     copy: bool = True,
 ) -> UpgradedModel:
     """The model with an "unknown" logit, cut in two, ready for `eow.fit`. Its K logits and its predictions are those of
@@ -82,9 +84,10 @@ def upgrade(
     `model` is anything torch.fx can trace, or a pair (encoder, tail) with tail(encoder(x)) the logits. `cut` names
     where the chains are to run: a module by its path ("layer3", "features"), "input", or by default "penultimate", the
     input of the last linear layer; the result's `cuts` lists all. `classes` is checked against that layer. `example` is
-    a batch of inputs; without one the shape is guessed from the first layer. With `copy=False` the weights of all
-    layers but the last are shared with the model given, so that training trains both (and the tail of a pair is used
-    itself: its last layer becomes the wider one).
+    a batch of inputs; without one the shape is guessed from the first layer. `unknown` is "quadratic" in what the last
+    layer reads, so that it can rise in every direction away from the data, or "linear", as in the paper. With
+    `copy=False` the weights of all layers but the last are shared with the model given, so that training trains both
+    (and the tail of a pair is used itself: its last layer becomes the wider one).
     """
     whole = given(model)
     if copy:
@@ -96,7 +99,7 @@ def upgrade(
                 "earlier forward pass, or upgrade with copy=False"
             ) from error
     if isinstance(whole, SplitModel):
-        return upgraded_pair(whole, cut, classes, example)
+        return upgraded_pair(whole, cut, classes, example, unknown)
     traced = trace(whole)
     node = find_head(traced, type(whole).__name__)
     head = checked_head(traced.parts[str(node.target)], str(node.target), whole, classes)
@@ -113,7 +116,7 @@ def upgrade(
     if wanted not in cuts:
         raise EowError(no_cut(wanted, cuts, wanted in dict(whole.named_modules())))
     old = evaluated(whole, x)
-    traced.parts[str(node.target)] = WidenedLinear(head)
+    traced.parts[str(node.target)] = widened(head, unknown)
     result = UpgradedModel(*split(traced, cuts[wanted], seen), str(node.target), wanted, one_name_each(cuts),
                            not x.is_floating_point())  # fmt: skip
     restore_modes(result, whole)
@@ -137,10 +140,10 @@ def given(model: Any) -> nn.Module:
 
 
 def has_widened(model: nn.Module) -> bool:
-    return any(isinstance(module, WidenedLinear) for module in model.modules())
+    return any(isinstance(module, WidenedLinear | WidenedOpenLinear) for module in model.modules())
 
 
-def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, example: Any) -> UpgradedModel:
+def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, example: Any, unknown: str) -> UpgradedModel:
     """Two parts as they are. No graph is read, so the parts may compute as they like."""
     if cut is not None and cut != parts.cut:
         if not parts.cuts:
@@ -160,7 +163,7 @@ def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, examp
             f"the encoder returns {described(latent)} for {len(x)} inputs: let it return one floating-point tensor "
             "with a row for each, for example the pooled output"
         )
-    old, wide = evaluated(parts, x), WidenedLinear(head)
+    old, wide = evaluated(parts, x), widened(head, unknown)
     tail: nn.Module = wide
     if path:
         parts.tail.set_submodule(path, wide)

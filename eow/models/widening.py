@@ -8,9 +8,11 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from eow.errors import EowError
+from eow.models.layers import OpenLinear, check_choice
 from eow.models.tracing import HOOKS, PAIR, Traced
 
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
+UNIT = 300.0  # the mean squared norm of the features in the units in which the square of the unknown is trained
 SOFTMAXES = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "Softmax", "LogSoftmax", "Sigmoid",
              "LogSigmoid", "Softmin", "Softmax2d")  # fmt: skip
 
@@ -32,6 +34,39 @@ class WidenedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         known = F.linear(input, self.weight[:-1], self.bias[:-1])
         return torch.cat([known, F.linear(input, self.weight[-1:], self.bias[-1:])], -1)
+
+
+class WidenedOpenLinear(OpenLinear):
+    """A widened layer whose unknown is quadratic. Whose features they are nobody knows: they may be of any size, and a
+    step of the optimiser would move v·z² by as much. So z² is taken in units in which its sum over the features has a
+    mean of 300 (records/2026-11-15_upgrade); `measure` finds them when training begins, and v is 0 until then."""
+
+    unit: Tensor
+
+    def __init__(self, old: nn.Linear) -> None:
+        super().__init__(WidenedLinear(old))
+        self.register_buffer("unit", torch.ones((), dtype=old.weight.dtype, device=old.weight.device))
+        self.training = old.training
+
+    def curvature(self) -> Tensor:
+        return super().curvature() * self.unit
+
+    def forward(self, input: Tensor) -> Tensor:
+        known = F.linear(input, self.weight[:-1], self.bias[:-1])
+        return torch.cat([known, F.linear(input, self.weight[-1:], self.bias[-1:]) + self.rise(input)], -1)
+
+    def measure(self, squares: Tensor) -> None:
+        """Take the units from the mean squared norm of the features. What v·z² is stays as it is."""
+        unit = torch.where(squares > 0, UNIT / squares, 1.0).to(self.unit.dtype)
+        with torch.no_grad():
+            self.square.mul_(self.unit / unit)
+            self.unit.copy_(unit)
+
+
+def widened(old: nn.Linear, unknown: str) -> nn.Linear:
+    """The layer with an unknown that is linear or quadratic in its input."""
+    check_choice("unknown", unknown, ("linear", "quadratic"))
+    return WidenedLinear(old) if unknown == "linear" else WidenedOpenLinear(old)
 
 
 def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) -> nn.Linear:

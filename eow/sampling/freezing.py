@@ -6,7 +6,7 @@ from torch import nn
 
 from eow.models.layers import Layers, OpenLinear
 from eow.models.resnet import Block
-from eow.models.widening import WidenedLinear
+from eow.models.widening import WidenedLinear, WidenedOpenLinear
 from eow.models.wideresnet import PreactivationBlock
 from eow.sampling.frozen import (
     Chained,
@@ -43,8 +43,8 @@ def frozen_pieces(module: nn.Module) -> list[Piece] | None:
             norm = queue.pop(0) if queue and known_norm(queue[0]) else None
             activation = queue.pop(0) if queue and known_activation(queue[0]) else None
             piece = Layer(head, norm, activation)  # type: ignore[arg-type]
-        elif type(head) is OpenLinear:
-            piece = OpenLayer(head)
+        elif type(head) in (OpenLinear, WidenedOpenLinear):
+            piece = OpenLayer(head)  # type: ignore[arg-type]
         elif known_norm(head) or known_activation(head):
             norm = head if known_norm(head) else None
             follows = bool(queue) and norm is not None and known_activation(queue[0])

@@ -168,7 +168,7 @@ class OpenLayer(Piece):
 
     def read(self, dtype: torch.dtype) -> None:
         self.linear.read(dtype)
-        self.square = self.head.square.detach().to(dtype)
+        self.square = self.head.curvature().detach().to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         self.curved = x * self.square
