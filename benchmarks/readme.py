@@ -35,7 +35,7 @@ ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, 64 chains of {steps} ste
 ABOUT_TRAINING = """
 The authors' own code takes 414 ms for an iteration on WRN-28-10 in TF32 on such a machine, ours {tf32:.0f} ms.
 CIFAR-100, ResNet-50, 15 epochs, one seed: vanilla {vanilla}, EOW from epoch 10 with 100 steps after
-stage 4 {features}, EOW with the settings of `eow.fit` {modern}."""
+stage 4 {features}, EOW with half of its chains from noise and half from mixed features {modern}."""
 
 SHOWN = (("resnet50", "penultimate", 256), ("resnet50", "stage4", 256), ("resnet50", "stage3", 256))
 SHOWN += (("wrn28_10", "stage2", 64),)

@@ -22,6 +22,7 @@ from eow.methods.eow import EOW
 from eow.models import SplitModel
 from eow.models.surgery import UpgradedModel
 from eow.objective import OutlierEOW, begin, floating_type, needs_split
+from eow.recipes import MODERN_EOW
 from eow.seeds import derive, own_randomness
 from eow.training import Training
 
@@ -48,10 +49,11 @@ def fit(
     `data` is a loader of (inputs, labels) batches, a torch Dataset of such pairs, or a pair (X, y) of arrays, as the
     network wants them. `unknown` is a loader, a Dataset or an array of real outliers: half of the negatives' weight λ
     then goes to them, the other half stays with the chains. `holdout` is given like `data` and holds samples that are
-    not in it: when training has ended a temperature is fitted to them, and the share of unknowns, where `unknown_rate`
-    says one. `options` are the method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have
-    one output more than classes for `eow`; `eow.upgrade` sees to that, and since an upgraded model is trained already,
-    its energy term is on from the first epoch (`start_epoch=0`).
+    not in it: when training has ended a temperature is fitted to them and, for an upgraded model, the shift that makes
+    the mean unknown there `unknown_rate`, .002 unless you say another. `options` are the method's settings:
+    `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than classes for `eow`;
+    `eow.upgrade` sees to that, and since an upgraded model is trained already, its energy term is on from the first
+    epoch (`start_epoch=0`).
     """
     needs_split(model)
     kind = method_named(method)
@@ -69,7 +71,8 @@ def fit(
     if upgraded and method == "eow":
         options = {"start_epoch": 0, **options}
     if holdout is not None and issubclass(kind, EOW):
-        options = {"calibrate": "holdout", **options}
+        fitted = MODERN_EOW["method"] if upgraded else {"calibrate": "holdout"}
+        options = {**fitted, **options}
     wishes = {"epochs": epochs, "batch": batch, "optimizer": optimizer, "lr": lr, "weight_decay": weight_decay}
     wishes = {key: plain(value) for key, value in wishes.items()}
     # Somebody else's forward may wait for the device, which a captured step must not.

@@ -388,18 +388,20 @@ def test_the_temperature_of_held_out_data_is_in_the_head(trained: nn.Module, dig
     """The same training with and without: logits divided by the T that the likelihood of the held-out digits asks for
     (with its prior), the unknown shifted so that its mean there is what it was, or the rate that was stated."""
     held = digits["test_x"], digits["test_y"]
-    alone, helped, stated = upgrade(trained), upgrade(trained), upgrade(trained)
+    alone, helped, stated, usual = (upgrade(trained) for _ in range(4))
     fit(alone, loader(digits), epochs=3)
-    fit(helped, loader(digits), epochs=3, holdout=held)
+    fit(helped, loader(digits), epochs=3, holdout=held, unknown_rate="trained")
+    fit(usual, loader(digits), epochs=3, holdout=held)
     fit(stated, loader(digits), epochs=3, holdout=DataLoader(TensorDataset(*held), 50), unknown_rate=0.05)
     with torch.no_grad():
-        before, after, at_rate = (each(held[0]) for each in (alone, helped, stated))
+        before, after, at_rate, recipe = (each(held[0]) for each in (alone, helped, stated, usual))
     temperature, bias = fit_temperature_and_bias(before, held[1], width=0.5)
     wanted = before / temperature
     torch.testing.assert_close(after[:, :-1], wanted[:, :-1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(after[:, -1], wanted[:, -1] + bias, rtol=1e-4, atol=1e-4)
     assert after.softmax(1)[:, -1].mean() == pytest.approx(float(before.softmax(1)[:, -1].mean()), rel=1e-3)
     assert at_rate.softmax(1)[:, -1].mean() == pytest.approx(0.05, rel=1e-3)
+    assert recipe.softmax(1)[:, -1].mean() == pytest.approx(0.002, rel=1e-3)
     assert float(helped.odds) == pytest.approx(0.02)
     assert float(stated.odds) == pytest.approx(0.05 / 0.95)
 
