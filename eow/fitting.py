@@ -53,14 +53,12 @@ def fit(
     the mean unknown there `unknown_rate`, .002 unless you say another. `options` are the method's settings:
     `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than classes for `eow`;
     `eow.upgrade` sees to that, and since an upgraded model is trained already, its energy term is on from the first
-    epoch (`start_epoch=0`).
+    epoch (`start_epoch=0`). A later fit without `holdout` trains at the prior odds λ again.
     """
     needs_split(model)
     kind = method_named(method)
     if kind.needs_holdout:
-        raise EowError(
-            f"{method} is fitted on held-out data after training, which eow.fit has none of: use `eow train`"
-        )
+        raise EowError(f"eow.fit does not fit {method}, which is made after training: use `eow train`")
     upgraded = isinstance(model, UpgradedModel)
     if upgraded and not kind.extra_outputs:
         raise EowError(f"{method} has no use for the unknown logit of an upgraded model: fit it with method='eow'")
@@ -68,7 +66,7 @@ def fit(
         if method != "eow":
             raise EowError(f"{method} cannot learn from unknowns: leave unknown out, or fit with method='eow'")
         kind = OutlierEOW
-    if upgraded and method == "eow":
+    if upgraded and issubclass(kind, EOW):
         options = {"start_epoch": 0, **options}
     if holdout is not None and issubclass(kind, EOW):
         fitted = MODERN_EOW["method"] if upgraded else {"calibrate": "holdout"}
@@ -107,9 +105,16 @@ def fit(
     batches = LoaderBatches(data, classes, place.device, unknown, **takes)
     held = None
     if holdout is not None:
-        held = LoaderBatches(loader_of(holdout, "holdout", False), classes, place.device, **takes)
+        try:
+            held = LoaderBatches(loader_of(holdout, "holdout", False), classes, place.device, **takes)
+            held_shapes = {tuple(x.shape[1:]) for x, _ in held.in_order()}
+        except EowError as error:
+            raise EowError(f"holdout: {error}") from None
     with own_randomness(place.device, seed):  # for the loader's shuffling and what a method initialises
         x, y = first_batch(batches)
+        if held is not None and held_shapes != {tuple(x.shape[1:])}:
+            found = ", ".join(map(str, held_shapes)) or "no shape: it yields nothing"
+            raise EowError(f"a sample of holdout has {found}, one of data {tuple(x.shape[1:])}: prepare both alike")
         trained = kind(model, chosen, classes, tuple(x.shape[1:]), seed)
         trained.to(place.device)
         trained.prepare(place.device)

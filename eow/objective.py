@@ -68,17 +68,19 @@ def measure_features(model: UpgradedModel, x: Tensor) -> None:
     head, read = model.head, []
     if not isinstance(head, WidenedOpenLinear):
         return
-    handle = head.register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    handle = head.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(args[0] if args else kwargs["input"]), with_kwargs=True
+    )
     try:
         with torch.no_grad(), frozen_statistics(model), torch.autocast(x.device.type, enabled=False):
             model(x)
     finally:
         handle.remove()
-    squares = read[-1].float().square().sum(-1).mean()
+    squares = read[-1].double().square().sum(-1).mean()
     if in_parallel():
         torch.distributed.all_reduce(squares)
         squares = squares / torch.distributed.get_world_size()
-    head.measure(squares)
+    head.measure(float(squares))
 
 
 def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from eow.errors import EowError
 from eow.models import SplitModel, build
 from eow.models.layers import OpenLinear
+from eow.models.widening import WidenedOpenLinear
 from eow.sampling import ENERGIES, Sampler, kernels, run_chain, sample
 from eow.sampling.energies import logit_gradient
 from eow.sampling.freezing import freeze
@@ -78,6 +79,24 @@ def test_written_out_gradients_are_autograds_at_every_cut(name: str, shape: tupl
                 frozen.read(z.dtype)
                 torch.testing.assert_close(frozen.forward(z.detach()), out)
                 torch.testing.assert_close(frozen.backward(weights), expected, atol=1e-10, rtol=1e-7)
+
+
+def test_the_gradient_before_an_upgraded_head_is_autograds() -> None:
+    """Its square is in units of its own."""
+    tail = WidenedOpenLinear(nn.Linear(6, 4).double())
+    tail.measure(7.0)
+    tail.square.data.uniform_(-1, 1, generator=stream())
+    z = torch.randn(5, 6, generator=stream(1), dtype=torch.float64, requires_grad=True)
+    out = tail(z)
+    weights = torch.randn(out.shape, generator=stream(2), dtype=out.dtype)
+    expected = torch.autograd.grad((out * weights).sum(), z)[0]
+    frozen = freeze(tail)
+    assert frozen is not None
+    with torch.no_grad():
+        frozen.read(z.dtype)
+        torch.testing.assert_close(frozen.forward(z.detach()), out)
+        torch.testing.assert_close(frozen.backward(weights), expected)
+        torch.testing.assert_close(out[:, -1] - z @ tail.weight[-1] - tail.bias[-1], (z * z * 300 / 7) @ tail.square)
 
 
 @pytest.mark.parametrize("energy", ENERGIES)

@@ -204,14 +204,17 @@ class EOW(Method):
     def fit_to(self, holdout: Any) -> None:
         """Divide the logits by a temperature and shift the unknown, in the head's own weights: then the K classes'
         likelihood on held-out data is highest and the mean unknown there is `unknown_rate`, or what it was. Of a few
-        samples the mean says nothing: the shift is then the one that λ asks for."""
+        samples the mean says nothing: it stays what it was, but for the shift that λ asks for."""
         rate = None if self.options.unknown_rate == "trained" else self.options.unknown_rate
         logits, labels = collect(self, holdout, self.model)
-        temperature, bias = fit_temperature_and_bias(logits, labels, rate, width=PRIOR_WIDTH)
-        if len(labels) < FEWEST:
-            told = f"of {len(labels)} held-out samples, fewer than {FEWEST}, the mean unknown says nothing"
-            warnings.warn(f"{told}: the unknown rate is set by λ, see data.holdout", RuntimeWarning, stacklevel=2)
-            bias = self.shift
+        few = len(labels) < FEWEST
+        temperature, bias = fit_temperature_and_bias(logits, labels, None if few else rate, width=PRIOR_WIDTH)
+        if few:
+            told = f"of {len(labels)} held-out samples the mean unknown says nothing"
+            warnings.warn(
+                f"{told}: the unknown rate is set by λ; hold {FEWEST} or more out", RuntimeWarning, stacklevel=2
+            )
+            bias += self.shift
         with torch.no_grad():
             for parameter in self.model.head.parameters():
                 parameter.div_(temperature)

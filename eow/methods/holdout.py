@@ -38,6 +38,8 @@ def collect(method: Method, part: Batches | None, of: Callable[[Tensor], Tensor]
     part = checked(method, part)
     with at_rest(method, part.device):
         pairs = [(of(x).cpu(), y.cpu()) for x, y in part.in_order()]
+    if not pairs:
+        raise EowError(f"{method.options.name} is fitted on held-out data, which yields nothing: pass it as a list")
     return torch.cat([value for value, _ in pairs]), torch.cat([y for _, y in pairs])
 
 

@@ -124,14 +124,18 @@ class OpenLinear(nn.Linear):
         return torch.cat([logits[..., :-1], logits[..., -1:] + self.rise(input)], -1)
 
     def curvature(self) -> Tensor:
-        """v, for each feature."""
-        return self.square if self.curved else self.square.detach()
+        """v, for each feature as it comes in."""
+        return self.square
+
+    def measured(self, input: Tensor) -> Tensor:
+        """The features in the units that v is for."""
+        return input
 
     def rise(self, input: Tensor) -> Tensor:
         """v·z², of shape (..., 1)."""
         farthest = min(FARTHEST, torch.finfo(input.dtype).max ** 0.5 / 2)  # half precision ends much earlier
-        within = input.clamp(-farthest, farthest)
-        return nn.functional.linear(within * within, self.curvature()[None])
+        within = self.measured(input).clamp(-farthest, farthest)
+        return nn.functional.linear(within * within, (self.square if self.curved else self.square.detach())[None])
 
 
 def check_image(model: str, in_shape: Sequence[int], smallest: int) -> None:

@@ -12,7 +12,7 @@ from eow.models.layers import OpenLinear, check_choice
 from eow.models.tracing import HOOKS, PAIR, Traced
 
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
-UNIT = 300.0  # the mean squared norm of the features in the units in which the square of the unknown is trained
+UNIT = 300.0  # the mean squared norm of the features in the units that the square of the unknown is trained in
 SOFTMAXES = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "Softmax", "LogSoftmax", "Sigmoid",
              "LogSigmoid", "Softmin", "Softmax2d")  # fmt: skip
 
@@ -38,8 +38,8 @@ class WidenedLinear(nn.Linear):
 
 class WidenedOpenLinear(OpenLinear):
     """A widened layer whose unknown is quadratic. Whose features they are nobody knows: they may be of any size, and a
-    step of the optimiser would move v·z² by as much. So z² is taken in units in which its sum over the features has a
-    mean of 300 (records/2026-11-15_upgrade); `measure` finds them when training begins, and v is 0 until then."""
+    step of the optimiser would move v·z² by as much. So z is taken in units in which its squared norm has a mean of 300
+    (records/2026-11-15_upgrade); `measure` finds them when training begins, and v is 0 until then."""
 
     unit: Tensor
 
@@ -49,18 +49,26 @@ class WidenedOpenLinear(OpenLinear):
         self.training = old.training
 
     def curvature(self) -> Tensor:
-        return super().curvature() * self.unit
+        return self.square * self.unit**2
+
+    def measured(self, input: Tensor) -> Tensor:
+        return input * self.unit.to(input.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         known = F.linear(input, self.weight[:-1], self.bias[:-1])
         return torch.cat([known, F.linear(input, self.weight[-1:], self.bias[-1:]) + self.rise(input)], -1)
 
-    def measure(self, squares: Tensor) -> None:
+    def measure(self, squares: float) -> None:
         """Take the units from the mean squared norm of the features. What v·z² is stays as it is."""
-        unit = torch.where(squares > 0, UNIT / squares, 1.0).to(self.unit.dtype)
+        factor = UNIT / squares if squares else 1.0
+        kind = torch.finfo(self.unit.dtype)
+        if not kind.tiny < factor < kind.max:
+            raise EowError(
+                f"the features that the last layer reads have a mean squared norm of {squares:.4g}: normalise them"
+            )
         with torch.no_grad():
-            self.square.mul_(self.unit / unit)
-            self.unit.copy_(unit)
+            self.square.mul_(float(self.unit) ** 2 / factor)
+            self.unit.fill_(factor**0.5)
 
 
 def widened(old: nn.Linear, unknown: str) -> nn.Linear:
