@@ -78,7 +78,7 @@ def test_what_is_fitted_on_held_out_data_refuses_test_data(digits: RunData, name
         made(name, digits).finish(train, batches(digits.test, digits))
     with pytest.raises(EowError, match=r"set data\.holdout"):
         made(name, digits).finish(train, None)
-    with pytest.raises(EowError, match="fitted on held-out data"):
+    with pytest.raises(EowError, match=f"eow.fit does not fit {name}"):
         eow.fit(small_model(extra=0), blobs(), method=name)
     with pytest.raises(EowError, match=r"set data\.holdout"):
         resolve({"method": {"name": name}, "data": {"holdout": 0}})
