@@ -31,7 +31,7 @@ class OpenWorldTrainer(Trainer):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.open_world_loss = eow.OpenWorldLoss(model, lam=0.1)  # type: ignore[arg-type]
+        self.open_world_loss = eow.OpenWorldLoss(model)  # type: ignore[arg-type]
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         return self.open_world_loss(inputs["pixel_values"], inputs["labels"])
@@ -57,7 +57,7 @@ def main() -> None:
         Trainer(net, settings, train_dataset=rows).train()  # cross-entropy first, as always
         model = eow.upgrade((Encoder(net.vit), net.classifier), example=x[:1])
         OpenWorldTrainer(model, args=settings, train_dataset=rows).train()
-    said, strange = eow.predict(model, x[known]), eow.predict(model, x[~known])
+    said, strange = (eow.predict(model, each, unknown_rate=0.1) for each in (x[known], x[~known]))
     print(f"accuracy on 0-7 {(said.probs.argmax(1) == y[known]).float().mean():.3f}")
     print(f"mean unknown on 0-7 {said.unknown.mean():.3f}, on 8 and 9 {strange.unknown.mean():.3f}")
 

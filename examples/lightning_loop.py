@@ -17,7 +17,7 @@ class Classifier(lightning.LightningModule):
 
     def __init__(self, model: nn.Module, open_from: int) -> None:
         super().__init__()
-        self.loss = eow.OpenWorldLoss(eow.upgrade(model), lam=0.1)  # it holds the model: one registration is enough
+        self.loss = eow.OpenWorldLoss(eow.upgrade(model))  # it holds the model: one registration is enough
         self.open_from = open_from
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
@@ -42,6 +42,6 @@ classifier = Classifier(net, open_from=8)
 quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "logger": False}
 lightning.Trainer(max_epochs=13, accelerator="cpu", **quiet).fit(classifier, loader)
 
-said, strange = eow.predict(classifier.loss.model, x[known]), eow.predict(classifier.loss.model, x[~known])
+said, strange = (eow.predict(classifier.loss.model, each, unknown_rate=0.1) for each in (x[known], x[~known]))
 print(f"accuracy on 0-7 {(said.probs.argmax(1) == y[known]).float().mean():.3f}")
 print(f"mean unknown on 0-7 {said.unknown.mean():.3f}, on 8 and 9 {strange.unknown.mean():.3f}")
