@@ -23,7 +23,7 @@ import torch
 from eow import config as configs
 from eow import runs, storage
 from eow.bench.grid import Cell, read_grid
-from eow.branching import anywhere, branch, trunk
+from eow.branching import anywhere, branch, never, trunk
 from eow.config import RunConfig, from_assignments
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device
@@ -31,7 +31,6 @@ from eow.errors import EowError
 from eow.methods import Method, method_named
 from eow.methods.eow import EOW
 from eow.runfolder import environment, open_folder
-from eow.training import Training
 
 
 def is_energy(cell: Cell) -> bool:
@@ -65,18 +64,6 @@ def without_unknown(opened: Method, config: RunConfig) -> Method:
             wanted = known[anywhere(name)]
             each.copy_(wanted[: len(each)] if each.dim() else wanted)
     return closed.to(next(opened.parameters()).device)
-
-
-def never(training: Training) -> Training:
-    """The same training, whose energy term never begins."""
-    method, begin = training.method, training.method.begin_epoch
-
-    def begin_epoch(epoch: int, epochs: int) -> None:
-        begin(0, epochs)
-        assert not method.active, "the trunk must end before the energy term begins"
-
-    method.begin_epoch = begin_epoch  # type: ignore[method-assign]
-    return training
 
 
 def run_group(energy: list[Cell], vanilla: list[Cell], folder: Path, place: Place) -> None:

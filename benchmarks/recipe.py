@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from eow import metrics
-from eow.branching import branch, trunk
+from eow.branching import branch, never, trunk
 from eow.config import resolve
 from eow.console import print_table
 from eow.data import Dataset
@@ -161,8 +161,7 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
             states[network] = trunk(before, first)[0]
             found["prefix_seconds"].append(time.perf_counter() - began)
         training = begin(resolve({**common, "model": model, "method": method}), data, place)
-        if wanted is None:
-            training.method.begin_epoch = lambda epoch, epochs, method=training.method: setattr(method, "active", False)  # type: ignore[method-assign]
+        training = never(training) if wanted is None else training
         seconds = sum(line["seconds"] for line in branch(training, states[network], first))
         said = [compute(training.method, each, data.transform, place.device) for each in (known, *outliers.values())]
         if arguments.keep:

@@ -62,27 +62,28 @@ def mnist() -> tuple[Tensor, Tensor, dict[str, Tensor], int]:
     )
 
 
-def mlp(*layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*layers)
-
-
 NETWORKS: dict[str, Any] = {  # data, layers, epochs before and after
     "digits-mlp": (
         lambda: digits(1 / 16),
-        lambda: mlp(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 8)),
+        lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 8)),
         20,
         5,
     ),
     "digits-norm": (
         lambda: digits(1 / 16),
-        lambda: mlp(nn.Linear(64, 768), nn.ReLU(), nn.Linear(768, 768), nn.LayerNorm(768), nn.Linear(768, 8)),
+        lambda: nn.Sequential(nn.Linear(64, 768), nn.ReLU(), nn.Linear(768, 768), nn.LayerNorm(768), nn.Linear(768, 8)),
         20,
         5,
     ),
-    "digits-wide": (lambda: digits(1.0), lambda: mlp(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 8)), 20, 5),
+    "digits-wide": (
+        lambda: digits(1.0),
+        lambda: nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 8)),
+        20,
+        5,
+    ),
     "mnist-cnn": (
         mnist,
-        lambda: mlp(
+        lambda: nn.Sequential(
             nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(),
             nn.Linear(32 * 49, 128), nn.ReLU(), nn.Linear(128, 10),
         ),

@@ -23,12 +23,8 @@ PAPER_CHAINS: Table = {
     "start": "buffer", "buffer_size": 10_000, "start_width": 0.1, "restart": 0.05,
 }  # fmt: skip
 
-CONTROLS = (
-    "feature_negatives",
-    "noise_negatives",
-    "mixed_negatives",
-    "vos",
-)  # EOW without chains: on at the same time, nothing else alike
+# EOW without chains: on at the same time, nothing else alike.
+CONTROLS = ("feature_negatives", "noise_negatives", "mixed_negatives", "vos")
 
 # EOW's own part of `modern` beside the method's own defaults, the same for every network and data set; the controls
 # have it too, so that nothing but their negatives is not alike. Chosen on held-out training data, as these defaults

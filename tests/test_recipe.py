@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eow.bench import bench
-from eow.branching import branch, trunk
+from eow.branching import branch, never, trunk
 from eow.config import resolve
 from eow.data.sets import load_sets
 from eow.distributed import Place
@@ -88,7 +88,7 @@ def test_vanilla_s_branch_says_what_the_known_logits_say() -> None:
     common = {"data": DATA, "model": HIDDEN, "train": {"epochs": 3}}
     config = resolve({**common, "model": {**HIDDEN, "cut": "stage1", "unknown": "quadratic"}})
     data = load_sets(config.data, 0)
-    training = branches.never(begin(config, data, place))
+    training = never(begin(config, data, place))
     list(branch(training, trunk(begin(config, data, place), 1)[0], 1))
     closed = branches.without_unknown(training.method, resolve({**common, "method": {"name": "vanilla"}}))
     x = torch.rand(50, 64)
