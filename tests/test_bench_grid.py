@@ -21,6 +21,9 @@ WANTED = {
     "figure3-corruption", "table3-lambda", "table4-position",
 }  # fmt: skip
 RECIPE = {"cifar100", "cifar10", "mnist"}  # of this package: all images, fewer epochs
+SHARING = {  # tables of the paper whose quick size is the runs of a grid of ours
+    "table1-cifar100": "cifar100", "table1-cifar10": "cifar10", "table2-ood": "cifar100", "figure3-corruption": "cifar100",
+}  # fmt: skip
 TEXT = """
 [grid]
 name = "small"
@@ -70,12 +73,20 @@ def test_a_file_says_what_it_costs_and_reads_in_both_sizes(file: Path) -> None:
     assert quick.name == full.name == file.stem
     for cheap, dear in zip(quick.cells[-1:], full.cells[-1:]):
         assert cheap.config.train.epochs < dear.config.train.epochs
-        assert (cheap.config.data.limit > 0) == (file.stem not in RECIPE)
+        assert (cheap.config.data.limit > 0) == (file.stem not in {*RECIPE, *SHARING})
         assert dear.config.data.limit == 0
     assert len(quick.cells) <= len(full.cells)
     if file.stem != "demo":
         assert {cell.config.recipe for cell in full.cells} == {"modern" if file.stem in RECIPE else "paper"}
         assert {cell.seed for cell in full.cells} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("name", "recipe"), SHARING.items())
+def test_a_table_of_the_paper_is_made_of_the_runs_of_the_recipe_s_grid(name: str, recipe: str) -> None:
+    table, whole = (read_grid(f"benchmarks/{each}.toml", "quick") for each in (name, recipe))
+    known = {cell.name for cell in whole.cells}
+    own = {cell.config.method.name for cell in table.cells if cell.name not in known}
+    assert own == {"jem"}
 
 
 def test_sizes_override_the_common_part(tmp_path: Path) -> None:
