@@ -22,8 +22,11 @@ WANTED = {
 }  # fmt: skip
 RECIPE = {"cifar100", "cifar10", "mnist"}  # of this package: all images, fewer epochs
 SHARING = {  # tables of the paper whose quick size is the runs of a grid of ours
-    "table1-cifar100": "cifar100", "table1-cifar10": "cifar10", "table2-ood": "cifar100", "figure3-corruption": "cifar100",
-}  # fmt: skip
+    "table1-cifar100": "cifar100",
+    "table1-cifar10": "cifar10",
+    "table2-ood": "cifar100",
+    "figure3-corruption": "cifar100",
+}
 TEXT = """
 [grid]
 name = "small"
