@@ -24,8 +24,8 @@ unseen) in %:
 ABOUT_CIFAR = f"""CIFAR-100, ResNet-50, 15 epochs, one H200 ([record]({CIFAR}/record.md) with plan, commands and
 paired differences). Mean ± standard deviation over 6 seeds, over 3 where marked *, with 894 of 50,000 images held out,
 none where marked °; ova_dm's settings were not searched for CIFAR-100. ECE in % and, in brackets, what a calibrated
-model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by vanilla's confidence 72.5 and 68.0), noise
-and permuted pixels by unknown, without one by confidence:
+model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by vanilla's confidence 72.5 and 68.0),
+noise and permuted pixels by unknown, without one by confidence:
 """
 ABOUT_TABULAR = f"""`EOWClassifier` beside scikit-learn's classifiers with their defaults, five splits
 (`python benchmarks/tabular.py`, [record]({TABULAR}/record.md) with its caveats). AUROC % of unknown, for the others of
