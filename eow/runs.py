@@ -316,4 +316,6 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
             f"the weights in {folder} do not fit what they say they are ({str(error).splitlines()[0]}): train it again"
         ) from None
     method.to(device).eval()
+    if torch.device(device).type == "cuda":
+        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of training
     return Run(folder, config, method, classes, in_shape, transform, storage.file_hash(folder / "weights.safetensors"))
