@@ -249,6 +249,7 @@ def test_characters_that_are_none_are_refused(tmp_path: Path) -> None:
     [
         ("summary.json", ("train_seconds",), "long"), ("summary.json", ("sets",), 3),
         ("summary.json", ("sets", "test", "official"), [1]), ("summary.json", ("chain", "mean"), {"a": 1}),
+        ("summary.json", ("chain", "reach"), "far"),
         ("config.json", ("seed",), "1"), ("config.json", ("model",), None), ("config.json", ("method", "lam"), {}),
         ("config.json", ("data", "name"), 3),
     ],

@@ -31,6 +31,7 @@ from eow.predictions import file_name
 from eow.report import page, report
 from eow.report.gather import gather
 from eow.report.parts import Cell, Panel, Table, around, rows_of, ticks
+from eow.report.progress import chains
 from eow.report.sections import Section, compose
 from eow.report.texts import tex
 
@@ -371,9 +372,21 @@ def test_the_profile_is_the_energy_of_chains_stepped_by_hand() -> None:
         energy = tail(z).log_softmax(1)[:, -1].detach().double()
         assert found["mean"][step] == pytest.approx(energy.mean().item(), abs=1e-5)
         assert found["low"][step] == pytest.approx(np.quantile(energy.numpy(), 0.1), abs=1e-5)
-        z = (z - 0.25 * linear_energy_gradient(linear, z)).detach()
+        moved, z = z, (z - 0.25 * linear_energy_gradient(linear, z)).detach()
     assert found["step"] == [0, 1, 2, 3]
+    first = method.model.encoder(x)
+    assert found["reach"] == pytest.approx((moved.norm(dim=1).mean() / first.norm(dim=1).mean()).item(), rel=1e-5)
     assert json.loads(json.dumps(found)) == found
+
+
+def test_chains_that_end_far_beyond_the_features_are_told_of(trained: list[Path], tmp_path: Path) -> None:
+    copied = tmp_path / "eow"
+    shutil.copytree(trained[-1], copied)
+    summary = storage.read_json(copied / "summary.json")
+    for reach, told in ((1.5, False), (12.0, True), (None, False)):
+        storage.write_json(copied / "summary.json", {**summary, "chain": {**summary["chain"], "reach": reach}})
+        figure = chains(gather([copied])[0])
+        assert ("end at 12 times the norm of the features" in figure.missing) == told
 
 
 @pytest.mark.parametrize("start", ["noise", "buffer", "gaussian", "mixed"])

@@ -47,6 +47,10 @@ PRIOR_WIDTH = 0.5  # of log T before any held-out sample is seen; a few hundred 
 PROFILED = 256  # training samples whose features the chains of `diagnose` may start from
 
 
+def mean_norm(z: Tensor) -> Tensor:
+    return z.flatten(1).float().norm(dim=1).mean()
+
+
 @dataclass(frozen=True)
 class EOWOptions(NoOptions):
     name: ClassVar[str] = "eow"
@@ -190,7 +194,7 @@ class EOW(Method):
         return chain.z if o.encoder == "detached" else start + (chain.z - start).detach()
 
     def trust_radius(self, z: Tensor) -> Tensor | None:
-        return self.options.trust * z.flatten(1).float().norm(dim=1).mean() if self.options.trust else None
+        return self.options.trust * mean_norm(z) if self.options.trust else None
 
     def counters(self) -> dict[str, float]:
         return self.tally.read()
@@ -244,8 +248,9 @@ class EOW(Method):
 
     def diagnose(self, train: Any) -> dict[str, Any] | None:
         """The energy of one batch of chains before every step and at the end, mean and 10 and 90 % quantiles, at 101
-        steps at most: {"energy", "start", "chains", "step": [...], "mean": [...], "low": [...], "high": [...]}. The
-        chains start as in training, from other random numbers, and the encoder is in evaluation mode."""
+        steps at most, and their mean norm at the end in mean norms of the features ("reach"): {"energy", "start",
+        "chains", "reach", "step": [...], "mean": [...], "low": [...], "high": [...]}. The chains start as in training,
+        from other random numbers, and the encoder is in evaluation mode."""
         o, device = self.options, next(self.parameters()).device
         if not o.steps:
             return None
@@ -262,8 +267,10 @@ class EOW(Method):
         energy = chain.energy.double().cpu()[places]
         quantiles = energy.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64), dim=1)
         curves = {"mean": energy.mean(1), "low": quantiles[0], "high": quantiles[1]}
+        reach = (mean_norm(chain.z) / mean_norm(z)).item()
         return {
             "energy": o.energy, "start": o.start, "chains": energy.shape[1], "step": places.tolist(),
+            "reach": reach if math.isfinite(reach) else None,
             **{name: [v if math.isfinite(v) else None for v in curve.tolist()] for name, curve in curves.items()},
         }  # fmt: skip
 

@@ -11,6 +11,7 @@ from eow.report.parts import Axis, Figure, Panel, Series, around, places, ticks
 AFTER_TERMS = "lr"  # in a line of the log the loss terms stand before the learning rate
 COUNTERS = {"energy_start": "chains' energy at the start", "energy_end": "chains' energy at the end"}
 TITLES = {"ce": "cross-entropy", "energy": "energy term, times λ", "lr": "learning rate", **COUNTERS}
+FAR = 3  # mean norms of the features at which the end of a chain is worth a word
 STEEP = 30  # from this ratio on, positive values are drawn on a log scale
 
 
@@ -89,7 +90,21 @@ def chains(bunch: Bunch) -> Figure | None:
         "each. Chains go downhill; the energy is the one the run was trained with (method.energy)."
     )
     panel = curve_panel("energy", "step", series)
-    return Figure("chain", "The chains' energy", caption, [panel], legend_of(able))
+    told = " ".join(filter(None, (runaway(group) for group in able)))
+    return Figure("chain", "The chains' energy", caption, [panel], legend_of(able), told)
+
+
+def runaway(group: Group) -> str:
+    """Where chains end far beyond the features, what that does and what to change; else nothing."""
+    found = [run.summary["chain"].get("reach") for run in group.runs]
+    reach = [each for each in found if each is not None]
+    if not reach or np.mean(reach) < FAR:
+        return ""
+    return (
+        f"The chains of {group.label} end at {np.mean(reach):.0f} times the norm of the features: no sample lies there, and "
+        "the layers after the cut learn slowly, kept small by negatives so large. Chains that start from the features "
+        "(method.start), within a bound (method.trust), do not go there."
+    )
 
 
 def profile_of(run: Loaded) -> dict[str, Any] | None:
