@@ -101,9 +101,9 @@ def runaway(group: Group) -> str:
     if not reach or np.mean(reach) < FAR:
         return ""
     return (
-        f"The chains of {group.label} end at {np.mean(reach):.0f} times the norm of the features: no sample lies there, and "
-        "the layers after the cut learn slowly, kept small by negatives so large. Chains that start from the features "
-        "(method.start), within a bound (method.trust), do not go there."
+        f"The chains of {group.label} end at {np.mean(reach):.0f} times the norm of the features: no sample lies "
+        "there, and the layers after the cut learn slowly, kept small by negatives so large. Chains that start from features "
+        "(method.start) within a bound (method.trust) stay near."
     )
 
 
