@@ -102,8 +102,8 @@ def runaway(group: Group) -> str:
         return ""
     return (
         f"The chains of {group.label} end at {np.mean(reach):.0f} times the norm of the features: no sample lies "
-        "there, and the layers after the cut learn slowly, kept small by negatives so large. Chains that start from features "
-        "(method.start) within a bound (method.trust) stay near."
+        "there, and the layers after the cut learn slowly, kept small by negatives so large. Chains that start from "
+        "features (method.start) within a bound (method.trust) stay near."
     )
 
 
