@@ -87,6 +87,9 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
+KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+
+
 def plain(value: Any) -> Any:
     """Python's numbers and lists for numpy's and torch's, which come out of arrays and grids."""
     return value.tolist() if hasattr(value, "tolist") else value
@@ -105,13 +108,14 @@ def convert(value: Any, wanted: Any, key: str) -> Any:
             raise EowError(f"{key} is {value!r}: choose one of {', '.join(map(str, choices))}")
         return value
     if origin in (types.UnionType, typing.Union):
-        exact = [choice for choice in choices if type(value) is choice]
-        for choice in exact or choices:
+        if type(value) in choices:
+            return convert(value, type(value), key)
+        for choice in choices:
             try:
                 return convert(value, choice, key)
             except EowError:
                 continue
-        raise EowError(f"{key} is {value!r}: give {' or '.join(choice.__name__ for choice in choices)}")
+        raise EowError(f"{key} is {value!r}: give {' or '.join(KINDS.get(choice, str(choice)) for choice in choices)}")
     if origin is tuple:
         if isinstance(value, str):
             value = [from_text(part.strip()) for part in value.split(",") if part.strip()]
@@ -121,7 +125,7 @@ def convert(value: Any, wanted: Any, key: str) -> Any:
     if wanted is float and type(value) is int:
         return float(value)
     if type(value) is not wanted:
-        raise EowError(f"{key} is {value!r}: give a value of type {wanted.__name__}")
+        raise EowError(f"{key} is {value!r}: give {KINDS.get(wanted, wanted.__name__)}")
     if wanted is float and not abs(value) < float("inf"):
         raise EowError(f"{key} is {value!r}: give a finite number")
     return value
