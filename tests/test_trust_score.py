@@ -16,7 +16,8 @@ from eow.config import build, resolve
 from eow.data import Dataset, known_unknown, load
 from eow.data.loader import Batches, Transform
 from eow.errors import EowError
-from eow.methods.trust_score import TrustScore, dense, fit_link, log_trust
+from eow.methods import trust_score
+from eow.methods.trust_score import Comparison, Tree, TrustScore, dense, fit_link, log_trust
 
 
 def make(width: int = 4, **options: object) -> TrustScore:
@@ -47,7 +48,7 @@ def brute_force(stored: np.ndarray, labels: np.ndarray, queries: np.ndarray, pre
 
 @pytest.mark.parametrize(("layer", "width"), [("penultimate", 4), ("input", 4), ("stage1", 4), ("input", 30)])
 def test_scores_are_those_of_brute_force(layer: str, width: int) -> None:
-    """Below 16 dimensions scikit-learn uses trees, above it compares with all; the layer is the one asked for."""
+    """Up to 15 dimensions with trees, beyond by comparing with all; the layer is the one asked for."""
     method, train, queries = make(width, layer=layer), batches(width=width), batches(50, seed=1, width=width)
     method.finish(train, queries)
     with torch.no_grad():
@@ -57,6 +58,24 @@ def test_scores_are_those_of_brute_force(layer: str, width: int) -> None:
     torch.testing.assert_close(logits, method.model(queries.inputs).detach())
     expected = brute_force(stored, train.labels.numpy(), asked, logits.argmax(1).numpy())
     np.testing.assert_allclose(scores.numpy(), np.log(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [5, 64])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_both_searches_find_the_nearest(width: int, offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against float64: far from the origin, where a product of matrices loses the distances, and beside duplicates."""
+    stream = np.random.default_rng(0)
+    stored = (stream.normal(size=(3000, width)) + offset).astype(np.float32)
+    asked = (stream.normal(size=(200, width)) + offset).astype(np.float32)
+    asked[:50] = stored[:50]
+    asked[50:100] = stored[50:100] + np.float32(0.01)
+    expected = [np.sqrt(((stored.astype(np.float64) - row) ** 2).sum(1)).min() for row in asked.astype(np.float64)]
+    monkeypatch.setattr(trust_score, "ENTRIES", 3000 * 64)  # several rounds
+    for search in (Tree, Comparison):
+        found = search(torch.from_numpy(stored))(torch.from_numpy(asked))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        assert (found[:50] == 0).all() or search is Tree  # which loses them to rounding in many dimensions
+        assert torch.isinf(search(torch.empty(0, width))(torch.from_numpy(asked))).all()
 
 
 def test_the_density_filter_drops_the_sparsest_of_each_class() -> None:
