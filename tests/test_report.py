@@ -386,7 +386,7 @@ def test_chains_that_end_far_beyond_the_features_are_told_of(trained: list[Path]
     for reach, told in ((1.5, False), (12.0, True), (None, False)):
         storage.write_json(copied / "summary.json", {**summary, "chain": {**summary["chain"], "reach": reach}})
         figure = chains(gather([copied])[0])
-        assert ("end at 12 times the norm of the features" in figure.missing) == told
+        assert ("those of eow at 12 times their norm" in figure.missing) == told
 
 
 @pytest.mark.parametrize("start", ["noise", "buffer", "gaussian", "mixed"])

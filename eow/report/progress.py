@@ -90,20 +90,23 @@ def chains(bunch: Bunch) -> Figure | None:
         "each. Chains go downhill; the energy is the one the run was trained with (method.energy)."
     )
     panel = curve_panel("energy", "step", series)
-    told = " ".join(filter(None, (runaway(group) for group in able)))
-    return Figure("chain", "The chains' energy", caption, [panel], legend_of(able), told)
+    return Figure("chain", "The chains' energy", caption, [panel], legend_of(able), runaway(able))
 
 
-def runaway(group: Group) -> str:
+def runaway(groups: list[Group]) -> str:
     """Where chains end far beyond the features, what that does and what to change; else nothing."""
-    found = [run.summary["chain"].get("reach") for run in group.runs]
-    reach = [each for each in found if each is not None]
-    if not reach or np.mean(reach) < FAR:
+    told = []
+    for group in groups:
+        found = [run.summary["chain"].get("reach") for run in group.runs]
+        reach = [each for each in found if each is not None]
+        if reach and np.mean(reach) >= FAR:
+            told.append(f"those of {group.label} at {np.mean(reach):.0f} times their norm")
+    if not told:
         return ""
     return (
-        f"The chains of {group.label} end at {np.mean(reach):.0f} times the norm of the features: no sample lies "
-        "there, and the layers after the cut learn slowly, kept small by negatives so large. Chains that start from "
-        "features (method.start) within a bound (method.trust) stay near."
+        f"Chains end far beyond the features, where no sample lies: {'; '.join(told)}. Negatives so large keep the "
+        "layers after the cut small, and these learn slowly. Chains that start from features (method.start) within a "
+        "bound (method.trust) stay near."
     )
 
 
