@@ -249,7 +249,8 @@ def test_characters_that_are_none_are_refused(tmp_path: Path) -> None:
     [
         ("summary.json", ("train_seconds",), "long"), ("summary.json", ("sets",), 3),
         ("summary.json", ("sets", "test", "official"), [1]), ("summary.json", ("chain", "mean"), {"a": 1}),
-        ("summary.json", ("chain", "reach"), "far"),
+        ("summary.json", ("chain", "reach"), "far"), ("summary.json", ("chain", "reach"), float("nan")),
+        ("summary.json", ("chain", "reach"), -1),
         ("config.json", ("seed",), "1"), ("config.json", ("model",), None), ("config.json", ("method", "lam"), {}),
         ("config.json", ("data", "name"), 3),
     ],

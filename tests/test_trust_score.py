@@ -71,10 +71,15 @@ def test_both_searches_find_the_nearest(width: int, offset: float, monkeypatch: 
     asked[50:100] = stored[50:100] + np.float32(0.01)
     expected = [np.sqrt(((stored.astype(np.float64) - row) ** 2).sum(1)).min() for row in asked.astype(np.float64)]
     monkeypatch.setattr(trust_score, "ENTRIES", 3000 * 64)  # several rounds
-    for search in (Tree, Comparison):
+    if width > 15:  # columns of different scales, with clusters: a product in float32 finds other neighbours
+        for array in (stored, asked):
+            array[:, 0] = np.round(array[:, 0] - offset) * 1e4
+        asked[:100, 0] = stored[:100, 0]
+        expected = [np.sqrt(((stored.astype(np.float64) - row) ** 2).sum(1)).min() for row in asked.astype(np.float64)]
+    for search in (Tree, Comparison) if width <= 15 else (Comparison,):
         found = search(torch.from_numpy(stored))(torch.from_numpy(asked))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-        assert (found[:50] == 0).all() or search is Tree  # which loses them to rounding in many dimensions
+        assert (found[:50] == 0).all()
         assert torch.isinf(search(torch.empty(0, width))(torch.from_numpy(asked))).all()
 
 
@@ -209,6 +214,23 @@ def test_memory_is_bounded_by_an_equal_share_of_every_class() -> None:
     everyone = {row.tobytes(): label for row, label in zip(wide, y)}
     stored = np.repeat(np.arange(3), method.counts.numpy())
     assert [everyone[row.tobytes()] for row in kept[0]] == stored.tolist()
+
+
+def test_features_that_are_no_numbers_are_refused_and_inputs_that_are_none_have_no_confidence() -> None:
+    for width in (4, 30):
+        method = make(width, layer="input")
+        method.finish(batches(width=width), batches(60, seed=1, width=width))
+        x = batches(5, seed=2, width=width).inputs
+        x[1, 0], x[2] = torch.nan, 3e30
+        said = method.predict(x)
+        assert said.confidence.isnan().tolist() == [False, True, False, False, False]
+        assert not len(method.predict(x[:0]).label)
+        state = method.state_dict()
+        spoilt = {"features": state["features"].clone().index_fill_(0, torch.tensor([3]), torch.inf),
+                  "counts": state["counts"] + 1}  # fmt: skip
+        for name, wrong in spoilt.items():
+            with pytest.raises(ValueError, match="training features"):
+                make(width, layer="input").load_state_dict({**state, name: wrong})
 
 
 def test_its_state_can_be_loaded_into_a_new_one() -> None:

@@ -38,8 +38,7 @@ from eow.models import SplitModel
 
 TREES = 15  # dimensions up to which a kd-tree is faster than comparing with all
 CANDIDATES = 3  # for the nearest, by distances that are rounded
-BLOCK = 1024  # features at a time
-ENTRIES = 1 << 24  # of a matrix of distances: 64 MB
+ENTRIES = 1 << 23  # of a matrix of distances or features in float64: 64 MB
 SMALLEST = 1e-12  # added to a distance of 0; scores are cut to SMALLEST and 1/SMALLEST before the logarithm
 
 
@@ -77,7 +76,11 @@ class TrustScore(Vanilla):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         """How many features there are is only known from the state."""
-        stored = state_dict.get(f"{prefix}features", self.features)
+        stored, counts = (state_dict.get(f"{prefix}{name}", getattr(self, name)) for name in ("features", "counts"))
+        if not stored.is_floating_point() or not bool(stored.isfinite().all()):
+            raise ValueError("training features that are no finite numbers")
+        if bool((counts < 0).any()) or int(counts.sum()) != len(stored):
+            raise ValueError("other counts than training features")
         if stored.dim() == 2 and stored.shape[1] == self.width:
             self.features = torch.empty_like(stored, device=self.features.device)
         self.searches = []
@@ -112,6 +115,11 @@ class TrustScore(Vanilla):
                 goal = place[first : first + len(x)]
                 features[goal[goal >= 0]] = encoder(x).flatten(1).float().cpu().numpy()[goal >= 0]
                 first += len(x)
+        if not np.isfinite(features).all():
+            raise EowError(
+                f"trust_score: the network's features at {self.options.layer} are not all finite: train it again at a "
+                "lower rate"
+            )
         counts = np.bincount(labels[order], minlength=self.classes)
         if self.options.alpha:
             parts = np.split(features, np.cumsum(counts)[:-1])
@@ -123,9 +131,10 @@ class TrustScore(Vanilla):
 
     def distances(self, z: Tensor) -> np.ndarray:
         """(N, K): from each feature to the nearest one of each class, infinite for a class without any."""
+        z = z.cpu() if z.device.type == "mps" else z  # which has no float64
         if not self.searches or self.searches[0].device != z.device:
             make = Tree if self.width <= TREES else Comparison
-            self.searches = [make(part) for part in self.features.to(z.device).split(self.counts.tolist())]
+            self.searches = [make(part) for part in self.features.to(z).split(self.counts.tolist())]
         return torch.stack([search(z) for search in self.searches], 1).double().cpu().numpy()
 
     def judge(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,20 +167,23 @@ class Tree:
     def __call__(self, z: Tensor) -> Tensor:
         if self.search is None:
             return z.new_full((len(z),), torch.inf)
-        return torch.from_numpy(self.search.kneighbors(z.cpu().numpy())[0][:, 0]).to(z)
+        found, sound = z.new_full((len(z),), torch.nan), z.isfinite().all(1)
+        if sound.any():
+            found[sound] = torch.from_numpy(self.search.kneighbors(z[sound].cpu().numpy())[0][:, 0]).to(z)
+        return found
 
 
 class Comparison:
     """The same for many dimensions, by comparing with all of them where they are.
 
     |z - f|² = |z - m|² + |f - m|² - 2 (z - m)·(f - m) with their mean m is one matrix product, but loses a small
-    distance to rounding. So it only chooses CANDIDATES, and the distances to these are taken by differences.
+    distance to rounding. So, in float64, it only chooses CANDIDATES, and their distances are taken by differences.
     """
 
     def __init__(self, features: Tensor) -> None:
         self.device, self.features = features.device, features
-        self.mean = features.mean(0)
-        self.squares = torch.cat([(part - self.mean).square().sum(1) for part in features.split(BLOCK)])
+        self.blocks = features.split(max(1, ENTRIES // features.shape[1]))
+        self.mean = torch.stack([block.double().sum(0) for block in self.blocks]).sum(0) / max(1, len(features))
 
     def __call__(self, z: Tensor) -> Tensor:
         if not len(self.features):
@@ -180,9 +192,9 @@ class Comparison:
         return torch.cat([self.nearest(part) for part in z.split(rows)])
 
     def nearest(self, z: Tensor) -> Tensor:
-        centred = z - self.mean
-        # (z - m)·m, the same for every f, is left out: it changes no order.
-        order = self.squares - 2 * centred @ self.features.T
+        doubled = 2 * (z.double() - self.mean)
+        parts = (block.double() - self.mean for block in self.blocks)
+        order = torch.cat([part.square().sum(1) - doubled @ part.T for part in parts], 1)
         chosen = order.topk(min(CANDIDATES, len(self.features)), largest=False).indices
         return torch.stack([(z - self.features[each]).norm(dim=1) for each in chosen.T]).amin(0)
 
@@ -207,7 +219,11 @@ def log_trust(distances: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     rows = np.arange(len(distances))
     others = distances.copy()
     others[rows, predicted] = np.inf
-    score = others.min(1) / (distances[rows, predicted] + SMALLEST)
+    nearest, own = others.min(1), distances[rows, predicted]
+    with np.errstate(invalid="ignore"):
+        score = np.where(
+            np.isinf(nearest) & np.isinf(own), 1.0, nearest / (own + SMALLEST)
+        )  # as far as can be from all
     return np.log(np.clip(score, SMALLEST, 1 / SMALLEST))
 
 

@@ -11,7 +11,7 @@ from eow.report.parts import Axis, Figure, Panel, Series, around, places, ticks
 AFTER_TERMS = "lr"  # in a line of the log the loss terms stand before the learning rate
 COUNTERS = {"energy_start": "chains' energy at the start", "energy_end": "chains' energy at the end"}
 TITLES = {"ce": "cross-entropy", "energy": "energy term, times λ", "lr": "learning rate", **COUNTERS}
-FAR = 3  # mean norms of the features at which the end of a chain is worth a word
+FAR = 3  # mean norms of the features from which on the end of chains, in any seed, is worth a word
 STEEP = 30  # from this ratio on, positive values are drawn on a log scale
 
 
@@ -97,10 +97,11 @@ def runaway(groups: list[Group]) -> str:
     """Where chains end far beyond the features, what that does and what to change; else nothing."""
     told = []
     for group in groups:
-        found = [run.summary["chain"].get("reach") for run in group.runs]
-        reach = [each for each in found if each is not None]
-        if reach and np.mean(reach) >= FAR:
-            told.append(f"those of {group.label} at {np.mean(reach):.0f} times their norm")
+        found = [run.summary["chain"]["reach"] for run in group.runs if "reach" in run.summary["chain"]]
+        if None in found:  # what was not finite
+            told.append(f"those of {group.label} without any bound")
+        elif found and max(found) >= FAR:
+            told.append(f"those of {group.label} at {max(found):.3g} times their norm")
     if not told:
         return ""
     return (

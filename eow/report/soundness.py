@@ -60,8 +60,9 @@ def fault_of_summary(summary: dict[str, Any]) -> str | None:
     steps, energies = chain["step"], [chain[name] for name in PROFILE[1:]]
     if not is_numbers(steps) or not all(is_profile(each) and len(each) == len(steps) for each in energies):
         return "its chain's energies are no numbers"
-    if chain.get("reach") is not None and not is_number(chain["reach"]):
-        return "its chain's reach is no number"
+    reach = chain.get("reach")
+    if reach is not None and not (is_number(reach) and 0 <= reach < float("inf")):
+        return "its chains end nowhere"
     return None
 
 
