@@ -57,12 +57,13 @@ def digits_table() -> str:
 
 def cifar_table() -> str:
     """The recipe on CIFAR-100 beside vanilla, the other methods and the controls."""
-    rows = []
-    for folder, note in ((f"{CIFAR}/core", ""), (f"{WHOLE}/main", "°, 5 seeds"), (f"{CIFAR}/rest", " *")):
-        for row in json.loads((ROOT / folder / "table.json").read_text())["rows"]:
-            whole = "°" if "rest" in folder and row["method"] not in CONTROLS else ""
-            if "main" not in folder or row["method"] == "vanilla":  # the other one there is an earlier recipe
-                rows.append([f"{row['method']}{note}{whole}", *cifar_cells(row["figures"])])
+    core, whole, rest = (
+        {row["method"]: row["figures"] for row in json.loads((ROOT / folder / "table.json").read_text())["rows"]}
+        for folder in (f"{CIFAR}/core", f"{WHOLE}/main", f"{CIFAR}/rest")
+    )
+    titled = {**core, "vanilla°, 5 seeds": whole["vanilla"]}
+    titled |= {f"{method} *{'' if method in CONTROLS else '°'}": figures for method, figures in rest.items()}
+    rows = [[title, *cifar_cells(figures)] for title, figures in titled.items()]
     header = ["method", "accuracy %", "ECE % (null)", "NLL", "NLL of K", "CIFAR-10", "SVHN", "noise", "permuted"]
     return f"{ABOUT_CIFAR}\n{markdown(header, rows)}"
 

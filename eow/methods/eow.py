@@ -38,17 +38,13 @@ from eow.models import SplitModel, frozen_statistics
 from eow.models.layers import OpenLinear
 from eow.openworld import prior_shift
 from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts, Tally
-from eow.sampling.langevin import noise_scale, run_chain
+from eow.sampling.langevin import mean_norm, noise_scale, run_chain
 from eow.seeds import derive, own_randomness
 
 MOST_FENCED = 50_000  # training samples whose features a fence is fitted on
 FEWEST = 30  # held-out samples that a mean unknown can be taken of
 PRIOR_WIDTH = 0.5  # of log T before any held-out sample is seen; a few hundred of them outweigh it
 PROFILED = 256  # training samples whose features the chains of `diagnose` may start from
-
-
-def mean_norm(z: Tensor) -> Tensor:
-    return z.flatten(1).float().norm(dim=1).mean()
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, closed_prediction
 from eow.models import SplitModel, frozen_statistics
 from eow.sampling import ENERGIES, ReplayBuffer, Sampler, Tally
-from eow.sampling.langevin import noise_scale
+from eow.sampling.langevin import mean_norm, noise_scale
 from eow.seeds import derive
 
 
@@ -159,7 +159,7 @@ class JEM(Method):
             self.sampler = Sampler(
                 nn.Sequential(self.model.encoder, self.model.tail), "joint", steps=o.steps, step=o.step, noise=o.noise
             )
-        trust = o.trust * x.flatten(1).norm(dim=1).mean() if o.trust else None
+        trust = o.trust * mean_norm(x) if o.trust else None
         start = self.draw_starts(x, y)
         chain = self.sampler(start, trust, self.stream, autocast=torch.is_autocast_enabled(x.device.type))
         self.buffer.store(chain.z)

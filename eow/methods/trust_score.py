@@ -176,14 +176,16 @@ class Tree:
 class Comparison:
     """The same for many dimensions, by comparing with all of them where they are.
 
-    |z - f|² = |z - m|² + |f - m|² - 2 (z - m)·(f - m) with their mean m is one matrix product, but loses a small
-    distance to rounding. So, in float64, it only chooses CANDIDATES, and their distances are taken by differences.
+    With the features' mean m, |z - f|² = |f - m|² - 2 (z - m)·f and what is the same for every f: one matrix product,
+    but it loses a small distance to rounding. So, in float64, it only chooses CANDIDATES, and their distances are
+    taken by differences.
     """
 
     def __init__(self, features: Tensor) -> None:
         self.device, self.features = features.device, features
         self.blocks = features.split(max(1, ENTRIES // features.shape[1]))
         self.mean = torch.stack([block.double().sum(0) for block in self.blocks]).sum(0) / max(1, len(features))
+        self.squares = torch.cat([(block.double() - self.mean).square().sum(1) for block in self.blocks])
 
     def __call__(self, z: Tensor) -> Tensor:
         if not len(self.features):
@@ -193,8 +195,7 @@ class Comparison:
 
     def nearest(self, z: Tensor) -> Tensor:
         doubled = 2 * (z.double() - self.mean)
-        parts = (block.double() - self.mean for block in self.blocks)
-        order = torch.cat([part.square().sum(1) - doubled @ part.T for part in parts], 1)
+        order = self.squares - torch.cat([doubled @ block.double().T for block in self.blocks], 1)
         chosen = order.topk(min(CANDIDATES, len(self.features)), largest=False).indices
         return torch.stack([(z - self.features[each]).norm(dim=1) for each in chosen.T]).amin(0)
 
@@ -220,10 +221,8 @@ def log_trust(distances: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     others = distances.copy()
     others[rows, predicted] = np.inf
     nearest, own = others.min(1), distances[rows, predicted]
-    with np.errstate(invalid="ignore"):
-        score = np.where(
-            np.isinf(nearest) & np.isinf(own), 1.0, nearest / (own + SMALLEST)
-        )  # as far as can be from all
+    beyond = np.isinf(nearest) & np.isinf(own)  # as far as can be from every class
+    score = np.divide(nearest, own + SMALLEST, out=np.ones_like(own), where=~beyond)
     return np.log(np.clip(score, SMALLEST, 1 / SMALLEST))
 
 

@@ -79,6 +79,11 @@ def within(z: Tensor, start: Tensor, trust: float | Tensor) -> tuple[Tensor, Ten
     return torch.where(length.isfinite(), z, start), outside.flatten()
 
 
+def mean_norm(z: Tensor) -> Tensor:
+    """The unit of a trust."""
+    return z.flatten(1).float().norm(dim=1).mean()
+
+
 def run_chain(
     tail: nn.Module,
     z0: Tensor,
