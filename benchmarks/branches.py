@@ -9,7 +9,7 @@ compare` says of two branches is about what came after.
 
 An energy method's branch is the run that `eow bench` would have made (eow/branching.py). Vanilla's is not, to the last
 bit: its first epochs had an unknown logit, trained down like that of any other class that never comes, and the branch
-goes on with it, without negatives, until it is cut off at the end.
+goes on with it, without negatives, until it is cut off at the end. Its log says so.
 """
 
 import argparse
@@ -31,6 +31,8 @@ from eow.errors import EowError
 from eow.methods import Method, method_named
 from eow.methods.eow import EOW
 from eow.runfolder import environment, open_folder
+
+CUT_OFF = "trained with an unknown logit that never came, cut off at the end"
 
 
 def is_energy(cell: Cell) -> bool:
@@ -76,12 +78,13 @@ def run_group(energy: list[Cell], vanilla: list[Cell], folder: Path, place: Plac
     if not first:
         raise EowError("an energy term is on from the first epoch, so nothing is shared: use `eow bench`")
     data = load_sets(config.data, config.seed)
-    state, lines = trunk(runs.begin(config, data, place), first)
+    start = trunk(runs.begin(config, data, place), first)
     for cell in missing:
         training = runs.begin(cell.config if is_energy(cell) else config, data, place)
-        own = list(branch(training if is_energy(cell) else never(training), state, first))
+        own = list(branch(training if is_energy(cell) else never(training), start))
         method = training.method if is_energy(cell) else without_unknown(training.method, cell.config)
-        figures = write(cell, method, data, [*lines, *own], folder / cell.name, place)
+        marks = [] if is_energy(cell) else [{"epoch": first, "event": "branched", "reason": CUT_OFF}]
+        figures = write(cell, method, data, [*start.lines, *marks, *own], folder / cell.name, place)
         told = "  ".join(f"{name} {figures[name]:.4f}" for name in ("accuracy", "ece", "nll", "nll_renormalised"))
         print(f"{cell.title}: {told}", flush=True)
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from eow import metrics
-from eow.branching import branch, never, trunk
+from eow.branching import Trunk, branch, never, trunk
 from eow.config import resolve
 from eow.console import print_table
 from eow.data import Dataset
@@ -147,22 +147,22 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
     known, outliers = sets_of(data, arguments.outliers, arguments.seed)
     found: dict[str, Any] = {"config": arguments.__dict__ | {"variants": str(arguments.variants)}, "first": first}
     found |= {"prefix_seconds": [], "variants": []}
-    states: dict[str, dict[str, Tensor]] = {}
+    trunks: dict[str, Trunk] = {}
     for variant in variants:
         wanted = variant["method"]
         method = {"name": "eow", "start_epoch": first, **(wanted or {})}
         model = {"name": arguments.model, **variant.get("model", {})}
         # The cut decides nothing before there are chains, and a quadratic unknown is linear until then.
         network = json.dumps({key: value for key, value in model.items() if key not in ("cut", "unknown")})
-        if network not in states:
+        if network not in trunks:
             began = time.perf_counter()
             plain = {"name": arguments.model, **json.loads(network)}
             before = begin(resolve({**common, "model": plain, "method": late}), data, place)
-            states[network] = trunk(before, first)[0]
+            trunks[network] = trunk(before, first)
             found["prefix_seconds"].append(time.perf_counter() - began)
         training = begin(resolve({**common, "model": model, "method": method}), data, place)
         training = never(training) if wanted is None else training
-        seconds = sum(line["seconds"] for line in branch(training, states[network], first))
+        seconds = sum(line["seconds"] for line in branch(training, trunks[network]))
         said = [compute(training.method, each, data.transform, place.device) for each in (known, *outliers.values())]
         if arguments.keep:
             kept = {name: one["logits"].astype(np.float16) for name, one in zip(("known", *outliers), said)}

@@ -6,13 +6,26 @@ What a late energy term does begins with its first epoch; until then runs of one
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from eow.training import Training
 
-State = dict[str, Tensor]
+
+@dataclass(frozen=True)
+class Trunk:
+    """What the first epochs have left: the model's and the optimiser's tensors, how often an epoch was undone, and the
+    log."""
+
+    epochs: int
+    tensors: dict[str, Tensor]
+    rollbacks: int
+    lines: list[dict[str, Any]]
+
+
+SHARED = ("method.model.", "optimizer.")  # a method's own tensors, such as a replay buffer, are not the trunk's
 
 
 def anywhere(name: str) -> str:
@@ -20,22 +33,24 @@ def anywhere(name: str) -> str:
     return name.replace("model.encoder.", "model.").replace("model.tail.", "model.")
 
 
-def trunk(training: Training, epochs: int) -> tuple[State, list[dict[str, Any]]]:
-    """The state after so many epochs, and their lines for the log."""
+def trunk(training: Training, epochs: int) -> Trunk:
     lines = []
     for line in training.epochs():
         lines.append(line)
         if line["epoch"] + 1 == epochs and "event" not in line:
             break
-    return {anywhere(name): each.clone() for name, each in training.state().items()}, lines
+    shared = {name: each for name, each in training.state().items() if name.startswith(SHARED)}
+    tensors = {anywhere(name): each.clone() for name, each in shared.items()}
+    return Trunk(epochs, tensors, training.rollbacks, lines)
 
 
-def branch(training: Training, state: State, first: int) -> Iterator[dict[str, Any]]:
-    """Go on from a trunk of `first` epochs, which may have been cut elsewhere or have had no square in its head."""
+def branch(training: Training, start: Trunk) -> Iterator[dict[str, Any]]:
+    """Go on from a trunk, which may have been cut elsewhere, have had no square in its head or other chains."""
     own = training.state()
-    optimizer = {name: each for name, each in state.items() if name.startswith("optimizer.")}
-    training.restore({**{name: state.get(anywhere(name), each) for name, each in own.items()}, **optimizer})
-    yield from training.epochs(first)
+    optimizer = {name: each for name, each in start.tensors.items() if name.startswith("optimizer.")}
+    training.restore({**{name: start.tensors.get(anywhere(name), each) for name, each in own.items()}, **optimizer})
+    training.rollbacks = start.rollbacks
+    yield from training.epochs(start.epochs)
 
 
 def never(training: Training) -> Training:

@@ -1,9 +1,25 @@
 """A whole training step as one CUDA graph: forward, chains, backward and optimiser, launched at once."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+    """`torch.cuda.graph` while the garbage collector rests. Were it to find the graph of an earlier training in the
+    middle of a capture, destroying that one would break this one."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class StepGraph:
@@ -35,6 +51,6 @@ class StepGraph:
         self.x, self.y = x.clone(memory_format=layout), y.clone()
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(self.generator)
-        with torch.cuda.graph(self.graph, stream=self.stream):
+        with recording(self.graph, self.stream):
             self.step(self.x, self.y)
         return self.graph

@@ -1,6 +1,8 @@
 """The fast chain against the reference: gradients at every cut, steps under the same noise, and statistics."""
 
+import gc
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from eow.models.widening import WidenedOpenLinear
 from eow.sampling import ENERGIES, Sampler, kernels, run_chain, sample
 from eow.sampling.energies import logit_gradient
 from eow.sampling.freezing import freeze
+from eow.stepgraph import recording
 from eow.training import Training
 
 NETS = [
@@ -410,3 +413,42 @@ def test_one_kernel_for_all_steps_equals_the_loop(
     slow = sampler.run(z, None, stream(1, "cuda"), False)
     torch.testing.assert_close(fast.z, slow.z, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(fast.energy, slow.energy, rtol=1e-4, atol=1e-4)
+
+
+@needs_gpu
+def test_a_forgotten_graph_does_not_break_a_capture() -> None:
+    """The collector destroys what an earlier training has left, but not in the middle of recording another."""
+
+    class Forgotten:
+        def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+            self.graph, self.itself = graph, self  # only the collector can find it
+
+    side = torch.cuda.Stream()
+    for _ in range(3):
+        graph = torch.cuda.CUDAGraph()
+        with recording(graph, side):
+            torch.zeros(1, device="cuda")
+        Forgotten(graph)
+        del graph
+        last = torch.cuda.CUDAGraph()
+        with recording(last, side):
+            kept = [[] for _ in range(100_000)]  # enough to make the collector run, were it on
+            torch.zeros(1, device="cuda")
+        last.replay()
+        assert len(kept) == 100_000
+
+
+def test_the_collector_rests_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: nullcontext())
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), recording(None, None):  # type: ignore[arg-type]
+        assert not gc.isenabled()
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with recording(None, None):  # type: ignore[arg-type]
+            pass
+        assert not gc.isenabled()  # as it was found
+    finally:
+        gc.enable()

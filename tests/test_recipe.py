@@ -5,6 +5,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from eow.data.sets import load_sets
 from eow.distributed import Place
 from eow.metrics import nll
 from eow.runs import begin
+from eow.training import Diverged, Training
 
 
 def script(name: str) -> ModuleType:
@@ -41,15 +43,56 @@ def test_a_branch_is_the_whole_run(cut: str, unknown: str) -> None:
     earlier = resolve({**common, "model": HIDDEN, "method": {"start_epoch": 2}})
     config = resolve({**common, "model": {**HIDDEN, "cut": cut, "unknown": unknown}, "method": {"start_epoch": 1}})
     data = load_sets(config.data, 0)
-    state, before = trunk(begin(earlier, data, place), 1)
+    start = trunk(begin(earlier, data, place), 1)
     parted, whole = begin(config, data, place), begin(config, data, place)
-    after, lines = list(branch(parted, state, 1)), list(whole.epochs())
-    assert [line["ce"] for line in (*before, *after)] == pytest.approx([line["ce"] for line in lines])
-    found, expected = parted.state(), whole.state()
-    assert found.keys() == expected.keys()
-    for name, each in expected.items():
-        torch.testing.assert_close(found[name], each, msg=name)
-    assert any(name.endswith("square") for name in found) == (unknown == "quadratic")
+    after, lines = list(branch(parted, start)), list(whole.epochs())
+    assert [line["ce"] for line in (*start.lines, *after)] == pytest.approx([line["ce"] for line in lines])
+    same_state(parted, whole)
+    assert any(name.endswith("square") for name in parted.state()) == (unknown == "quadratic")
+
+
+def same_state(found: Training, expected: Training) -> None:
+    assert found.state().keys() == expected.state().keys()
+    for name, each in expected.state().items():
+        torch.testing.assert_close(found.state()[name], each, msg=name)
+
+
+@pytest.mark.parametrize("other", [{"start_width": 3.0}, {"buffer_size": 50}], ids=["width", "size"])
+def test_a_branch_has_a_replay_buffer_of_its_own(other: dict[str, Any]) -> None:
+    place, chains = Place(torch.device("cpu")), {"start": "buffer", "buffer_size": 100, "chains": 20, "start_epoch": 1}
+    common = {"data": DATA, "train": {"epochs": 2}, "model": HIDDEN}
+    config = resolve({**common, "method": {**chains, **other}})
+    data = load_sets(config.data, 0)
+    start = trunk(begin(resolve({**common, "method": chains}), data, place), 1)
+    parted, whole = begin(config, data, place), begin(config, data, place)
+    list(branch(parted, start)), list(whole.epochs())
+    same_state(parted, whole)
+
+
+def test_a_branch_goes_on_with_the_trunk_s_rollbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An undone epoch halves the rate of all that follow and gives them other random numbers."""
+    place = Place(torch.device("cpu"))
+    config = resolve({"data": DATA, "model": HIDDEN, "train": {"epochs": 3}, "method": {"start_epoch": 2}})
+    data = load_sets(config.data, 0)
+
+    def stumbling() -> Training:
+        training = begin(config, data, place)
+        one_epoch, stumbles = training.one_epoch, [1]
+
+        def once(epoch: int, *rest: Any) -> dict[str, Any]:
+            if epoch == 1 and stumbles:
+                stumbles.pop()
+                raise Diverged("made to")
+            return one_epoch(epoch, *rest)
+
+        monkeypatch.setattr(training, "one_epoch", once)
+        return training
+
+    start, whole, parted = trunk(stumbling(), 2), stumbling(), begin(config, data, place)
+    assert [line.get("event") for line in start.lines] == [None, "rollback", None]
+    after, lines = list(branch(parted, start)), list(whole.epochs())
+    assert after[-1]["lr"] == lines[-1]["lr"]
+    same_state(parted, whole)
 
 
 GRID = """
@@ -88,6 +131,8 @@ def test_a_grid_of_branches_is_the_bench_s_own(settings: str, tmp_path: Path, mo
         branches.main()
     made = {folder.name: folder.stat().st_mtime_ns for folder in (tmp_path / "a" / "runs").iterdir()}
     assert len(made) == 6  # vanilla, mixed_negatives and eow, twice
+    marked = [name for name in made if '"branched"' in (tmp_path / "a" / "runs" / name / "log.jsonl").read_text()]
+    assert marked == [name for name in made if "-vanilla-" in name]
     found, expected = (bench(file, tmp_path / out, jobs=1) for out in ("a", "b"))
     assert {name: (tmp_path / "a" / "runs" / name).stat().st_mtime_ns for name in made} == made  # not trained again
     rows = [{row["method"]: row["figures"] for row in table["rows"]} for table in (found, expected)]
@@ -106,7 +151,7 @@ def test_vanilla_s_branch_says_what_the_known_logits_say() -> None:
     config = resolve({**common, "model": {**HIDDEN, "cut": "stage1", "unknown": "quadratic"}})
     data = load_sets(config.data, 0)
     training = never(begin(config, data, place))
-    list(branch(training, trunk(begin(config, data, place), 1)[0], 1))
+    list(branch(training, trunk(begin(config, data, place), 1)))
     closed = branches.without_unknown(training.method, resolve({**common, "method": {"name": "vanilla"}}))
     x = torch.rand(50, 64)
     training.method.eval(), closed.eval()

@@ -59,7 +59,8 @@ def curve_panel(title: str, x_label: str, series: list[Series]) -> Panel:
 
 
 def events(bunch: Bunch) -> list[str]:
-    """What happened on the way, in sentences: epochs that were undone, weights that were taken over."""
+    """What happened on the way, in sentences: epochs that were undone, weights that were taken over, a training that
+    was not quite the run's own."""
     told = []
     for group in bunch.groups:
         for run in group.runs:
@@ -69,6 +70,8 @@ def events(bunch: Bunch) -> list[str]:
                 told.append(f"{group.label}, seed {run.seed}: epoch {words} diverged, was undone and tried again.")
             if source := next((line.get("source") for line in run.log if line.get("event") == "taken over"), None):
                 told.append(f"{group.label}, seed {run.seed}: no training of its own, weights of {source}.")
+            if reason := next((line.get("reason") for line in run.log if line.get("event") == "branched"), None):
+                told.append(f"{group.label}, seed {run.seed}: a branch of another training, {reason}.")
     return told
 
 

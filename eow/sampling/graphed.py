@@ -23,6 +23,7 @@ from eow.sampling.energies import ENERGIES, Energy, energy_named, logit_gradient
 from eow.sampling.freezing import freeze
 from eow.sampling.frozen import Chained, Layer, MeanPool
 from eow.sampling.langevin import Chain, check_steps, noise_scale, run_chain, within
+from eow.stepgraph import recording
 
 MOST_NOISE = 2**26  # numbers that may be drawn at once, 256 MiB
 
@@ -254,7 +255,7 @@ class Graphed:
         self.graph.register_generator_state(generator)
         # Autocast's cache would hand casts made before the capture into the graph.
         casting = torch.autocast("cuda", torch.bfloat16, enabled=autocast, cache_enabled=False)
-        with casting, torch.cuda.graph(self.graph, stream=side):
+        with casting, recording(self.graph, side):
             self.chain = run(self.z0, self.trust, generator, autocast)
 
     def replay(self, z0: Tensor, trust: Tensor | None) -> Chain:
