@@ -440,10 +440,14 @@ def test_a_forgotten_graph_does_not_break_a_capture() -> None:
 
 def test_the_collector_rests_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: nullcontext())
-    assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), recording(None, None):  # type: ignore[arg-type]
+
+    def fail() -> None:
         assert not gc.isenabled()
         raise ZeroDivisionError
+
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), recording(None, None):  # type: ignore[arg-type]
+        fail()
     assert gc.isenabled()
     gc.disable()
     try:

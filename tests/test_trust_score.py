@@ -17,7 +17,7 @@ from eow.data import Dataset, known_unknown, load
 from eow.data.loader import Batches, Transform
 from eow.errors import EowError
 from eow.methods import trust_score
-from eow.methods.trust_score import Comparison, Tree, TrustScore, dense, fit_link, log_trust
+from eow.methods.trust_score import Comparison, Tree, TrustScore, dense, fences, fit_link, log_trust
 
 
 def make(width: int = 4, **options: object) -> TrustScore:
@@ -145,6 +145,22 @@ def test_the_link_is_bounded_where_right_and_wrong_are_separable() -> None:
     assert p[scores > 1].min() > 0.5 > p[scores < 0.8].max()
 
 
+def test_one_twin_with_another_label_does_not_decide_the_link() -> None:
+    """A held-out sample at distance 0 from a training sample of a wrong class: log score 27.6, and no answer to it."""
+    stream = np.random.default_rng(0)
+    scores = np.concatenate([stream.normal(0.8, 0.5, 700), stream.normal(0.0, 0.3, 200)])
+    correct = np.arange(900) < 700
+    link = fit_link(scores, correct)
+    twins, wrong = np.append(scores, np.log(1e12)), np.append(correct, False)
+    assert fit_link(twins, wrong)[0] < 0.7 * link[0]
+    low, high = fences(twins)
+    fenced = fit_link(twins.clip(low, high), wrong)
+    assert fenced == pytest.approx(link, rel=0.1, abs=0.1)
+    assert low < scores.min()
+    assert scores.max() < high < 5  # of the bulk nothing is cut
+    assert fences(np.full(30, 2.0)) == (-np.inf, np.inf)
+
+
 @pytest.mark.parametrize("right", [True, False])
 def test_a_split_without_an_error_keeps_the_ranking(right: bool) -> None:
     scores = np.random.default_rng(0).normal(2.0, 3.0, size=40)
@@ -163,12 +179,13 @@ def test_confidence_is_the_link_and_the_rest_is_spread_by_the_softmax() -> None:
     method.finish(train, held)
     stored, said_of_held = penultimate(method, train.inputs), method.model(held.inputs).argmax(1).numpy()
     on_held = np.log(brute_force(stored, train.dataset.labels, penultimate(method, held.inputs), said_of_held))
-    link = fit_link(on_held, said_of_held == held.dataset.labels)
-    np.testing.assert_allclose(method.link.numpy(), link, rtol=1e-4)
+    low, high = fences(on_held)
+    link = fit_link(on_held.clip(low, high), said_of_held == held.dataset.labels)
+    np.testing.assert_allclose(method.link.numpy(), (*link, low, high), rtol=1e-4)
     h = method.model(x).detach().double().softmax(1).numpy()
     label = h.argmax(1)
-    score = brute_force(stored, train.dataset.labels, penultimate(method, x), label)
-    slope, offset = method.link.tolist()
+    slope, offset, low, high = method.link.tolist()
+    score = brute_force(stored, train.dataset.labels, penultimate(method, x), label).clip(np.exp(low), np.exp(high))
     said = method.predict(x)
     confidence = 1 / (1 + np.exp(-offset) * score**-slope)
     np.testing.assert_allclose(said.confidence.numpy(), confidence, rtol=1e-3)
