@@ -104,6 +104,8 @@ def test_the_start_epoch_counts_or_shares() -> None:
     assert [epoch for epoch in range(10) if not (method.begin_epoch(epoch, 10), method.active)[1]] == list(range(6))
     with pytest.raises(EowError, match="never start"):
         make(start_epoch=20).begin_epoch(0, 15)
+    with pytest.raises(EowError, match="never start"):
+        make(start_epoch=14.5).begin_epoch(0, 15)  # epoch 15, the first after the last
 
 
 def test_the_last_epoch_always_has_the_energy_term() -> None:

@@ -15,7 +15,8 @@ steps, λ 0.1 (recipe `paper`); see recipes.py for ours.
 Our result on digits, 8 and 9 unseen, `modern`, three seeds (records/2026-11-15_demo-full; vanilla 98.4, 1.2, 96.0):
 accuracy 98.8 %, ECE 1.2 %, AUROC known/unseen 95.9 %, mean unknown .002 on known and .011 on unseen classes. On
 CIFAR-100, ResNet-50, 15 epochs, six seeds (records/2026-11-15_branches; vanilla from the same trunk 71.3, 5.4, 1.011):
-accuracy 71.6 %, ECE 1.3 % (null 1.0), NLL of K .979; AUROC by unknown 99 % on noise, 99 % on permuted.
+accuracy 71.6 %, ECE 1.3 % (null 1.0), NLL of K .979; AUROC by unknown 99 % on noise, 99 % on permuted. Over 30 epochs
+76.4 %, 2.5 % (.95) and .852 (vanilla 75.8, 8.3, .932), and CIFAR-10 with VGG11: records/2026-11-16_cifar100-30, _cifar10.
 """
 
 import math
@@ -94,12 +95,15 @@ class EOWOptions(NoOptions):
 
     def first_epoch(self, epochs: int) -> int:
         """The energy term's, of so many."""
-        start = self.start_epoch
-        if 1 <= start >= epochs:
+        if self.start_epoch < 1:
+            return min(round(self.start_epoch * epochs), epochs - 1)
+        first = math.ceil(self.start_epoch)
+        if first >= epochs:
             raise EowError(
-                f"method.start_epoch is {start} of {epochs} epochs: the energy term would never start, lower it"
+                f"method.start_epoch is {self.start_epoch} of {epochs} epochs: the energy term would never start, "
+                "lower it"
             )
-        return min(round(start * epochs), epochs - 1) if start < 1 else math.ceil(start)
+        return first
 
 
 class EOW(Method):

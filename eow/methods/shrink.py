@@ -10,7 +10,8 @@ c matches the mean confidence to the accuracy: that equation is always defined a
 step function of c, and where the NLL only falls as c rises to 1 (-log c is added to each sample). At least half a
 right answer is counted, so that c stays above 0; an underconfident network keeps c = 1.
 
-Ours: with the constant that is best on test, ECE 4.01 from 5.42 on CIFAR-100, ResNet-50 (temperature: 1.55).
+Our result on CIFAR-100, ResNet-50, 15 epochs, six seeds (records/2026-11-15_branches): ECE 4.1 % from vanilla's 5.4
+(temperature: 1.3), NLL 1.071 from 1.011.
 """
 
 from dataclasses import dataclass

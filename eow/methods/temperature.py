@@ -9,7 +9,9 @@ bounds that scale with the logits: fitting T·z gives exactly T times what fitti
 The likelihood has no maximum where every held-out label has the largest logit: T would go to 0. T is then such that
 the mean confidence is (N+1)/(N+2), the rule of succession for N right answers of N, and a warning says so.
 
-Ours: CIFAR-100, ResNet-50, the temperature that is best on test (1.25): ECE 1.55 from 5.42, NLL .978 from 1.006.
+Our result on CIFAR-100, ResNet-50, fitted on 894 held-out images: 15 epochs, six seeds (records/2026-11-15_branches),
+ECE 1.3 % (null 1.05) from 5.4, NLL .986 from 1.011; 30 epochs, five seeds (records/2026-11-16_cifar100-30), 1.5 % (.98)
+from 8.3, .860 from .932.
 """
 
 import math
