@@ -16,7 +16,7 @@ Our result on digits, 8 and 9 unseen, `modern`, three seeds (records/2026-11-15_
 accuracy 98.8 %, ECE 1.2 %, AUROC known/unseen 95.9 %, mean unknown .002 on known and .011 on unseen classes. On
 CIFAR-100, ResNet-50, 15 epochs, six seeds (records/2026-11-15_branches; vanilla from the same trunk 71.3, 5.4, 1.011):
 accuracy 71.6 %, ECE 1.3 % (null 1.0), NLL of K .979; AUROC by unknown 99 % on noise, 99 % on permuted. Over 30 epochs
-76.4 %, 2.5 % (.95) and .852 (vanilla 75.8, 8.3, .932), and CIFAR-10 with VGG11: records/2026-11-16_cifar100-30, _cifar10.
+76.4 %, 2.5 % (.95) and .852 (records/2026-11-16_cifar100-30; vanilla 75.8, 8.3, .932).
 """
 
 import math
