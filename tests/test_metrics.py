@@ -1,8 +1,11 @@
 """What all metrics share: the types they take, the mistakes they name, blocks and memory; and AUROC."""
 
+import math
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score
 
+from eow import metrics
 from eow.errors import EowError
 from eow.metrics import (
     accuracy,
@@ -208,3 +212,57 @@ def test_long_vectors_are_binned_in_blocks(monkeypatch: pytest.MonkeyPatch) -> N
 def test_metrics_do_not_import_torch() -> None:
     check = "import sys, eow.metrics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        metrics.ece, metrics.mce, metrics.ece_equal_mass, metrics.ece_l2_debiased, metrics.smooth_ece,
+        metrics.brier_parts, metrics.reliability,
+    ],
+    ids=lambda metric: metric.__name__,
+)  # fmt: skip
+def test_that_nobody_said_what_is_correct_is_not_that_nothing_is(metric: Callable[..., Any]) -> None:
+    with pytest.raises(EowError, match="correct"):
+        metric([0.2, 0.9], None)
+
+
+def test_missing_labels_are_refused() -> None:
+    with pytest.raises(EowError, match="labels"):
+        metrics.ece_classwise([[0.2, 0.8]], None)
+    with pytest.raises(EowError, match="correct"):
+        metrics.oscr([0.2, 0.9], None, [0.5])
+
+
+@pytest.mark.parametrize(
+    "labels", [[1e30], [2.0**53], np.array([2**64 - 1], np.uint64), np.array([-(2**60)])], ids=repr
+)
+def test_numbers_that_are_no_classes_do_not_wrap(labels: Any) -> None:
+    with pytest.raises(EowError, match="class numbers"):
+        metrics.accuracy(labels, labels)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.ma.masked_greater([0.2, 0.9], 0.5), np.array([0.2 + 1j]), np.array(["2026-11-16"], "datetime64[D]"),
+        ["0.5"], np.array([(0.5,)], [("p", float)]), [10**400], torch.tensor([0.5j]), torch.zeros(2).to_sparse(),
+        torch.zeros(2, device="meta"),
+    ],
+    ids=lambda values: f"{type(values).__name__}-{getattr(values, 'dtype', '')}",
+)  # fmt: skip
+def test_what_is_no_array_of_numbers_is_refused_in_a_sentence(values: Any) -> None:
+    with pytest.raises(EowError, match="confidence"):
+        metrics.ece(values, [True] * len(values))
+
+
+@pytest.mark.parametrize("kind", [torch.uint16, torch.float8_e4m3fn, torch.bfloat16])
+def test_types_that_torch_hardly_knows_are_read(kind: torch.dtype) -> None:
+    assert metrics.ece(torch.tensor([1.0, 0.0]).to(kind), [True, True]) == 0.5
+
+
+def test_a_sure_and_right_answer_costs_nothing() -> None:
+    for probs in ([[1.0, 0.0]], np.array([[1 + 1e-7, 0]], np.float32)):
+        found = metrics.nll(probs, [0])
+        assert found == 0
+        assert math.copysign(1, found) == 1

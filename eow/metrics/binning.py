@@ -20,6 +20,8 @@ from eow.metrics.checks import (
     zero_or_one,
 )
 
+NOTHING: Any = object()  # in place of `correct` or `labels`, where they do not matter
+
 
 class BinSums(NamedTuple):
     """One entry per bin, in float64. The last axis is the bins; rows before it are several classes, or several draws.
@@ -47,10 +49,10 @@ def bin_numbers(values: np.ndarray, bins: int) -> np.ndarray:
 
 
 def checked(confidence: Any, correct: Any, bins: int) -> tuple[Any, Any]:
-    """Both in their own type, found fit for counting. Without `correct`, nothing is correct (what a null needs)."""
+    """Both in their own type, found fit for counting. With NOTHING for `correct`, no sample is."""
     whole_number(bins, "bins", "the paper uses 15")
     sure = as_table(confidence, "confidence", 1)
-    right = np.broadcast_to(False, len(sure)) if correct is None else as_table(correct, "correct", 1)
+    right = np.broadcast_to(False, len(sure)) if correct is NOTHING else as_table(correct, "correct", 1)
     same_length(sure, right, "confidence", "correct")
     within_unit(sure, "confidence")
     zero_or_one(right)
@@ -120,7 +122,7 @@ def sums_by_class(probs: Any, labels: Any, bins: int) -> BinSums:
     """For each class k, (K, bins): its probability p_k as the confidence, and y = k as correct."""
     whole_number(bins, "bins", "the paper uses 15")
     table = as_probs(probs)
-    true = None if labels is None else labels_of(table, labels)
+    true = None if labels is NOTHING else labels_of(table, labels)
     classes, size = table.shape[1], table.shape[1] * bins
 
     def of_block(block: np.ndarray, rows: slice) -> np.ndarray:

@@ -71,8 +71,10 @@ def ece(confidence: Any, correct: Any, bins: int = 15, *, paper_compat: bool = F
     """Expected calibration error: the sum over bins of count/N · |accuracy - mean confidence|, a fraction in [0, 1].
 
     Bins as in `reliability`. `paper_compat` counts as the paper's released code does: bins are [lo, hi), which leaves
-    confidence 1.0 in none of them, and such samples are dropped from the errors and from N; the paper's MNIST figures,
-    whose ECE exceeds the error rate, can only be had that way. If all are dropped it is 0.
+    confidence 1.0 in none of them, and such samples are dropped from the errors and from N. If all are dropped it is 0.
+    The paper's MNIST figures, where ECE exceeds the error rate, can be had of a model that is overconfident in every
+    bin only that way: its ECE is mean confidence less accuracy, at most the error rate. An underconfident one can have
+    them too.
     """
     if paper_compat:
         return _ece_of_the_release(confidence, correct, bins)

@@ -17,6 +17,7 @@ from eow.mapping import let_go
 SLACK = 1e-6  # float32 softmax outputs leave [0, 1] by rounding; anything further out is a mistake
 SUM_SLACK = 1e-4  # a row's sum collects K of those roundings
 SPACING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # just above 1, of the types that round coarser than SUM_SLACK
+LARGEST = 2.0**53  # whole numbers up to here are told apart in float64 too
 BLOCK = 2**17  # entries a block: 1 MB of float64, which stays in a core's cache
 THREADS = min(8, os.cpu_count() or 1)  # numpy lets go of the interpreter while it computes
 
@@ -31,21 +32,36 @@ def as_array(values: Any, name: str, dimensions: int) -> np.ndarray:
 
 def as_table(values: Any, name: str, dimensions: int = 2) -> Any:
     """`values` as a non-empty array or tensor of numbers that keeps its own type and place: nothing is copied."""
-    if hasattr(values, "detach"):
-        table = values.detach()
-    else:
-        try:
-            table = np.asarray(values)
-            if table.dtype.kind not in "fiub":  # lists of something odd, and number types that numpy does not know
-                table = table.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise EowError(f"{name} is not an array of numbers ({error}).") from None
+    table = plain_tensor(values, name) if hasattr(values, "detach") else plain_array(values, name)
     if table.ndim != dimensions:
         expected = "one value per sample" if dimensions == 1 else "one row per sample and one column per class"
         raise EowError(f"{name} has shape {tuple(table.shape)}: give {expected}.")
     if 0 in table.shape:
         raise EowError(f"{name} is empty: a metric needs at least one sample.")
     return table
+
+
+def plain_array(values: Any, name: str) -> np.ndarray:
+    if np.ma.is_masked(values):
+        raise EowError(f"{name} has masked values: leave those samples out.")
+    try:
+        table = np.asarray(values)
+        if table.dtype.kind in "cmMSU" or table.dtype.names:
+            raise TypeError(f"its type is {table.dtype}")
+        if table.dtype.kind not in "fiub":  # lists of something odd, and number types that numpy does not know
+            table = table.astype(np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EowError(f"{name} is not an array of numbers ({error}).") from None
+    return table
+
+
+def plain_tensor(values: Any, name: str) -> Any:
+    if values.is_sparse or values.is_meta or values.is_quantized or values.is_complex():
+        raise EowError(f"{name} is a sparse, meta, quantised or complex tensor: give a dense one of real numbers.")
+    table = values.detach()
+    if table.is_floating_point():
+        return table.float() if table.element_size() == 1 else table  # float8 can hardly do anything
+    return table.cpu().numpy()
 
 
 def block_of(table: Any, rows: slice) -> np.ndarray:
@@ -92,14 +108,14 @@ def finite(table: Any, name: str) -> None:
 
 def as_integers(values: Any, name: str) -> np.ndarray:
     table = as_table(values, name, 1)
-    table = table.cpu().numpy() if hasattr(table, "detach") and not table.is_floating_point() else table
-    if isinstance(table, np.ndarray) and table.dtype.kind in "iu":
-        return table.astype(np.int64, copy=False)
-    array = block_of(table, slice(None))
-    finite(array, name)
-    if np.any(array != np.floor(array)):
-        raise EowError(f"{name} holds fractions: give class numbers.")
-    return array.astype(np.int64)
+    if not (isinstance(table, np.ndarray) and table.dtype.kind in "iu"):
+        table = block_of(table, slice(None))
+        finite(table, name)
+        if np.any(table != np.floor(table)):
+            raise EowError(f"{name} holds fractions: give class numbers.")
+    if float(table.max()) >= LARGEST or float(table.min()) <= -LARGEST:
+        raise EowError(f"{name} ranges from {table.min()} to {table.max()}: give class numbers.")
+    return table.astype(np.int64, copy=False)
 
 
 def as_confidence(values: Any) -> np.ndarray:

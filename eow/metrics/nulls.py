@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eow.errors import EowError
-from eow.metrics.binning import BinSums, sums_by_class, sums_by_mass, sums_by_width
+from eow.metrics.binning import NOTHING, BinSums, sums_by_class, sums_by_mass, sums_by_width
 from eow.metrics.calibration import debiased_gap, largest_gap
 from eow.metrics.checks import as_confidence, whole_number
 from eow.metrics.smooth import CELLS, smooth_gap
@@ -41,13 +41,13 @@ def null_of(
 def null_ece(confidence: Any, bins: int = 15) -> Null:
     """The null of `ece`, in closed form: E|X| of each bin's X = Σ (correct - confidence), which for many samples is
     sqrt(2/π · Σ p(1-p))."""
-    return _closed_form(sums_by_width(confidence, None, bins))
+    return _closed_form(sums_by_width(confidence, NOTHING, bins))
 
 
 def null_ece_equal_mass(confidence: Any, bins: int = 15) -> Null:
     """The null of `ece_equal_mass`, in closed form. The std takes the bins as independent, which those that share
     equal confidences are not: with few different confidences it is too small."""
-    return _closed_form(sums_by_mass(confidence, None, bins))
+    return _closed_form(sums_by_mass(confidence, NOTHING, bins))
 
 
 def null_ece_classwise(probs: Any, bins: int = 15) -> Null:
@@ -56,23 +56,23 @@ def null_ece_classwise(probs: Any, bins: int = 15) -> Null:
     The std takes the classes as independent, which they nearly are if there are many; with two, which are mirror
     images, it is too small by sqrt(2).
     """
-    return _closed_form(sums_by_class(probs, None, bins))
+    return _closed_form(sums_by_class(probs, NOTHING, bins))
 
 
 def null_mce(confidence: Any, bins: int = 15, *, draws: int = 1000, seed: int = 0) -> Null:
     """The null of `mce`, from draws of the bins' sums."""
-    return _simulated(largest_gap, sums_by_width(confidence, None, bins), draws, seed)
+    return _simulated(largest_gap, sums_by_width(confidence, NOTHING, bins), draws, seed)
 
 
 def null_ece_l2_debiased(confidence: Any, bins: int = 15, *, draws: int = 1000, seed: int = 0) -> Null:
     """The null of `ece_l2_debiased`, from draws of the bins' sums. It is not 0: half of the squares are negative and
     count as 0, the other half stay."""
-    return _simulated(debiased_gap, sums_by_width(confidence, None, bins), draws, seed)
+    return _simulated(debiased_gap, sums_by_width(confidence, NOTHING, bins), draws, seed)
 
 
 def null_smooth_ece(confidence: Any, *, draws: int = 50, seed: int = 0) -> Null:
     """The null of `smooth_ece`, from draws of the cells' sums."""
-    return _simulated(smooth_gap, sums_by_width(confidence, None, CELLS), draws, seed)
+    return _simulated(smooth_gap, sums_by_width(confidence, NOTHING, CELLS), draws, seed)
 
 
 def _closed_form(sums: BinSums) -> Null:

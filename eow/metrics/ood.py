@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eow.errors import EowError
+from eow.metrics.binning import NOTHING
 from eow.metrics.checks import (
     as_array,
     as_confidence,
@@ -43,12 +44,12 @@ class ThresholdCurve(NamedTuple):
     coverage: np.ndarray
 
 
-def counts_at_thresholds(known: Any, unknown: Any, known_correct: Any = None) -> Counts:
+def counts_at_thresholds(known: Any, unknown: Any, known_correct: Any = NOTHING) -> Counts:
     high, low = as_array(known, "known", 1), as_array(unknown, "unknown", 1)
     finite(high, "known")
     finite(low, "unknown")
     parts = [high, low]
-    if known_correct is not None:
+    if known_correct is not NOTHING:
         right = as_correct(known_correct) == 1
         same_length(high, right, "known", "known_correct")
         parts = [high[right], high[~right], low]
@@ -147,7 +148,7 @@ def average_precision_of(counts: Counts, positive: str) -> float:
 
 
 def fpr_of(counts: Counts, tpr: float) -> float:
-    if not 0 < tpr <= 1:
+    if isinstance(tpr, str) or not 0 < tpr <= 1:
         raise EowError(f"tpr is {tpr!r}: give a share above 0 and at most 1.")
     enough = np.searchsorted(counts.known / counts.known[-1], tpr)  # 95/100 and 0.95 are the same float64 number
     return float(counts.unknown[enough] / counts.unknown[-1])

@@ -52,11 +52,11 @@ def nll(probs: Any, labels: Any) -> float:
     true = labels_of(table, labels)
 
     def of_block(block: np.ndarray, rows: slice) -> tuple[float, float]:
-        return float(block.sum(1).max()), float(np.log(np.maximum(_of_labels(block, true[rows]), FLOOR)).sum())
+        return float(block.sum(1).max()), float(np.log(np.clip(_of_labels(block, true[rows]), FLOOR, 1.0)).sum())
 
     highest, logs = zip(*over_rows(of_block, table))
     sums_within_one(max(highest), table, "nll_renormalised")
-    return -sum(logs) / len(true)
+    return 0.0 - sum(logs) / len(true)
 
 
 def nll_renormalised(probs: Any, labels: Any) -> float:

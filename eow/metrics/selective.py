@@ -74,6 +74,8 @@ def clopper_pearson(errors: int, count: int, delta: float) -> float:
     errors have probability `delta`. It lies below the true rate with probability at most `delta`."""
     from scipy.special import betaincinv
 
+    if not (0 <= errors <= count and 0 < delta < 1):
+        raise EowError(f"{errors} errors of {count} and delta {delta}: give 0 <= errors <= count and 0 < delta < 1.")
     return 1.0 if errors == count else float(betaincinv(errors + 1, count - errors, 1 - delta))
 
 
