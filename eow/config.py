@@ -73,7 +73,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU, fp32 elsewhere
     device: str = "auto"
     graph: Literal["auto", "on", "off"] = "auto"  # the whole step as one CUDA graph, where method and device allow it
-    compile: bool = False  # torch.compile for the model: faster steps after a minute of compiling
+    compile: bool = False  # torch.compile for the model's encoder: faster steps after a minute of compiling
     checkpoint_every: int = 5
 
 

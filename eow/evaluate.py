@@ -1,6 +1,7 @@
 """Figures from predictions on disk: calibration on known classes, and how unknowns are told apart. No network is run
 here. The third setting, corruption, is in robustness.py; two methods are compared in compare.py."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ def read_all(
     folder = Path(folder)
     files = sorted((folder / "predictions").glob("*.safetensors"))
     if finished and not (folder / "summary.json").exists() and (files or (folder / "config.json").exists()):
-        raise EowError(f"the run in {folder} is not finished: resume it with `eow train --resume` first")
+        command = f"eow train --resume --out {shlex.quote(str(folder))}"
+        raise EowError(f"the run in {folder} is not finished: resume it with `{command}` first")
     weights = file_hash(folder / "weights.safetensors") if (folder / "weights.safetensors").is_file() else None
     found = {each.manifest["name"]: each for each in (read_own(file, weights) for file in files)}
     found.pop(CERTIFY, None)

@@ -1,11 +1,14 @@
 """Files of a run: written whole or not at all, in formats that cannot run code, behind a lock that a dead process does
 not hold."""
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import secrets
 import socket
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,19 +17,24 @@ from typing import IO, Any
 
 from eow.errors import EowError
 
+LARGEST_TEXT = 256 << 20  # bytes of a JSON file or a log: a run's own have a thousandth of it
+
 
 def atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """`write` fills a temporary sibling, which then takes the place of `path`: a reader sees the old file or the new
-    one."""
+    one. A link stays, and the file it leads to is replaced; a device or a pipe is not."""
     temporary = None
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        target = Path(os.path.realpath(path))
+        if target.exists():
+            check_regular(target)
+        # Not by tempfile: its files are for their owner alone, where these are as open as the umask lets them be.
+        with open(target.with_name(f".{target.name}.{secrets.token_hex(4)}"), "xb") as file:
             temporary = file.name
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as error:
         raise EowError(
             f"{path} cannot be written: {error.strerror or error}; free the space or choose another folder"
@@ -36,10 +44,22 @@ def atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
             os.unlink(temporary)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def check_regular(path: Path) -> os.stat_result:
+    """What the system says of a file; an OSError unless it is a plain one: a pipe would be waited for, a device read
+    without end."""
+    found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, and no file", str(path))
+    return found
+
+
+def read_text(path: Path) -> str:
+    """A file's text; an OSError where it is no plain file, or far larger than what a run writes."""
+    if (size := check_regular(path).st_size) > LARGEST_TEXT:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, and {LARGEST_TEXT:,} are the most", str(path))
+    return path.read_text(encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -50,7 +70,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
     """The JSON object in the file, which must have these keys."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except FileNotFoundError:
         raise EowError(f"there is no {path.name} in {path.parent}: is that the folder of a finished run?") from None
     except OSError as error:
@@ -121,6 +141,7 @@ def tensor_file(path: Path, framework: str) -> Iterator[tuple[Any, dict[str, Any
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_regular(path)
         open(path, "rb").close()  # safetensors does not say why it cannot open a file
         with safe_open(path, framework) as file:
             header = json.loads((file.metadata() or {})["eow"])
@@ -136,8 +157,12 @@ def tensor_file(path: Path, framework: str) -> Iterator[tuple[Any, dict[str, Any
 
 
 def file_hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        check_regular(path)
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
 def make_folder(path: Path) -> None:
@@ -172,7 +197,7 @@ def take_lock(file: IO[bytes], folder: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        holder = file.read().decode(errors="replace").strip() or "another process"
+        holder = file.read(200).decode(errors="replace").strip() or "another process"
         raise EowError(f"{folder} is in use by {holder}: wait for it to end or choose another folder") from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -187,7 +212,7 @@ class Log:
 
     def read(self) -> list[dict[str, Any]]:
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = read_text(self.path)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -209,6 +234,8 @@ class Log:
 
     def write(self, **line: Any) -> None:
         try:
+            if self.path.exists():
+                check_regular(self.path)
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:

@@ -248,7 +248,10 @@ def test_a_machine_without_our_disk_sends_the_files_back(
     assert "predictions/test.safetensors" in second.files
 
 
-def test_a_run_is_also_evaluated_under_corruption_where_the_grid_says_so(tmp_path: Path) -> None:
+def test_a_run_is_also_evaluated_under_corruption_where_the_grid_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EOW_DEVICE", "cuda:99")  # which is what auto would be, and the cell's own setting is not
     random = np.random.default_rng(0)
     labels = np.arange(60) % 3
     images = (random.integers(0, 80, (60, 1, 28, 28)) + 80 * labels[:, None, None, None]).astype(np.uint8)
@@ -256,7 +259,7 @@ def test_a_run_is_also_evaluated_under_corruption_where_the_grid_says_so(tmp_pat
     text = TEXT.replace('"digits"', f'"npz:{tmp_path}/own.npz"').replace("seeds = 2", "seeds = 1\ncorruptions = true")
     text = text.replace('"seconds"]', '{ title = "severity 5", path = "corruptions.severity.ece.4.mean" }]')
     (tmp_path / "small.toml").write_text(text)
-    grid = read_grid(tmp_path / "small.toml", "quick", only=("vanilla",))
+    grid = read_grid(tmp_path / "small.toml", "quick", only=("vanilla",), settings={"train": {"device": "cpu"}})
     [cell] = grid.cells
     folder = tmp_path / "runs" / cell.name
     outcome = engines.run_task(engines.Task(to_table(cell.config), folder, None, False, grid.corruptions, 1))

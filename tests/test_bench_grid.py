@@ -8,12 +8,13 @@ import pytest
 from problems import blobs
 
 from eow import paper
-from eow.bench.columns import column_of, value_at
+from eow.bench.columns import FIGURES, OF_OUTLIERS, RANKINGS, SCORES, column_of, figures_of, value_at
 from eow.bench.grid import Grid, read_grid
 from eow.bench.hashes import config_hash
 from eow.bench.table import paper_figure
-from eow.config import to_table
+from eow.config import resolve, to_table
 from eow.errors import EowError
+from eow.runs import train
 
 BENCHMARKS = sorted((Path(__file__).parent.parent / "benchmarks").glob("*.toml"))
 WANTED = {
@@ -226,6 +227,27 @@ def test_columns_find_their_figures() -> None:
         column_of({"title": "a", "path": "b", "titel": "c"})
     with pytest.raises(EowError, match="no path"):
         column_of({"title": "a"})
+
+
+def test_the_columns_that_can_be_named_are_the_figures_of_a_run(tmp_path: Path) -> None:
+    """Each one is there, and there is none that cannot be named, but what is no number or one of a threshold."""
+    small = {"train": {"epochs": 1}, "model": {"hidden": [8]}, "data": {"unknown_classes": [8, 9]}}
+    train(resolve(small, {"method": {"name": "eow"}}), tmp_path / "run", progress=False)
+    figures = figures_of(tmp_path / "run")
+    ranked = [f"{kind}_{score}" for kind in RANKINGS for score in SCORES]
+    assert {*FIGURES} == {*figures["test"]}
+    assert {*OF_OUTLIERS, *ranked} == {*figures["unknown"]} - {"kind", "accuracy_at", "coverage_at"}
+    of_set = [f"unknown.{name}" for name in (*OF_OUTLIERS, *ranked)]
+    for name in ("seconds", "seconds_per_iteration", *FIGURES, *of_set):
+        assert value_at(figures, column_of(name).path) is not None, name
+
+
+@pytest.mark.parametrize(
+    "name", ["svhn.aupr_confidence", "svhn.auroc", "svhn.auroc_", "svhn.auroc_margin", "auroc_unknown", "svhn.ece"]
+)
+def test_a_column_that_no_run_has_is_refused(name: str) -> None:
+    with pytest.raises(EowError, match=rf"no column '{name}'.*ap_unknown"):
+        column_of(name)
 
 
 def test_the_papers_figures_are_those_of_its_tables() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -195,6 +196,26 @@ def test_train_refuses_a_folder_that_is_taken(run: Path, call, tmp_path: Path) -
     assert code == 0
     (tmp_path / "file").write_text("")
     refused(call("train", "--out", tmp_path / "file" / "run", *TINY), "cannot be written to")
+
+
+def test_an_unfinished_run_is_resumed_by_the_command_that_its_refusal_names(run: Path, call, tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    shutil.copytree(run, folder)
+    (folder / "summary.json").unlink()
+    refusal = call("evaluate", folder)
+    refused(refusal, "is not finished: resume it with `eow train --resume --out ")
+    command = shlex.split(refusal[2].split("`")[1])
+    assert call(*command[1:], "--quiet")[0] == 0
+    assert json.loads((folder / "config.json").read_text()) == json.loads((run / "config.json").read_text())
+    assert call("evaluate", folder)[0] == 0
+    refused(call(*command[1:], "--seed", "1"), "holds a run with other settings")
+    assert call(*command[1:], "--device", "cpu", "--quiet")[0] == 0  # where it happens may differ
+
+
+def test_no_seeds_are_refused(call, tmp_path: Path) -> None:
+    grid = Path(__file__).parent.parent / "benchmarks" / "demo.toml"
+    refused(call("bench", grid, "--seeds", "0", "--out", tmp_path / "out"), "--seeds")
+    assert not (tmp_path / "out").exists()
 
 
 def test_label_outside_its_classes(call, tmp_path: Path) -> None:

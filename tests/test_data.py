@@ -9,7 +9,9 @@ import pickle
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -570,6 +572,21 @@ def test_folder_cut_80_20(tmp_path: Path) -> None:
     assert sorted(shades) == [*range(10), *range(100, 110)]
 
 
+def test_classes_without_a_test_sample_are_told_of(tmp_path: Path) -> None:
+    wanted = resolve({"data": {"name": f"folder:{tmp_path}"}, "model": {"name": "mlp"}}).data
+    for index in range(10):
+        write_image(tmp_path / f"cat/{index}.png", "L", shade=index)
+        write_image(tmp_path / f"dog/{index}.png", "L", shade=100 + index)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_sets(wanted, 0)
+    write_image(tmp_path / "emu/0.png", "L", shade=200)
+    with pytest.warns(RuntimeWarning, match=r"1 of 3 classes have no test sample \(emu\), so no figure speaks of them"):
+        data = load_sets(wanted, 0)
+    assert np.bincount(data.train.labels, minlength=3)[2] == 1
+    assert np.bincount(data.test.labels, minlength=3)[2] == 0
+
+
 @pytest.mark.parametrize(
     ("mode", "size", "message"),
     [
@@ -807,6 +824,8 @@ def test_csv(tmp_path: Path) -> None:
         ("a,y", [], "needs a header row"),
         ("y", ["1", "2"], "needs a header row"),
         ("a,y", ["1,x"], "too few"),
+        (",a,y", ["0,1,x", "1,2,x"], "column 1 has no title.*index=False, or drop the column"),
+        ("a,Unnamed: 0.1,y", ["0,1,x", "1,2,x"], "column 2 has no title"),
     ],
 )
 def test_malformed_csv(tmp_path: Path, header: str, rows: list[str], message: str) -> None:
@@ -819,6 +838,28 @@ def test_csv_labels_that_are_no_finite_numbers(tmp_path: Path) -> None:
     words = ["inf", "-inf", "1e999", "apple", "2", "10", "1.5"]
     data = load(write_csv(tmp_path, "a,y", *[f"1,{word}" for word in words * 5]))
     assert data.classes == ("1.5", "2", "10", "-inf", "1e999", "apple", "inf")
+
+
+@pytest.mark.parametrize("rows", [4, 178])
+def test_a_csv_whose_label_is_a_measurement(tmp_path: Path, rows: int) -> None:
+    """As in a table without a label, where the last column is the last feature."""
+    values = [f"1,{value}" for value in RANDOM.normal(size=rows)]
+    with pytest.raises(EowError, match=f"'b'. has {rows} different values in {rows} rows.*call the label's column"):
+        load(write_csv(tmp_path, "a,b", *values))
+    with pytest.raises(EowError, match="a measurement has: write classes as words or whole numbers"):
+        load(write_csv(tmp_path, "a,target", *values))
+    with pytest.raises(EowError, match=r"'b'. has .* or y$"):
+        load(write_csv(tmp_path, "a,b", *[f"1,{row}" for row in range(rows)]))  # whole numbers are ids, or counts
+
+
+@pytest.mark.parametrize("titles", ["a,b", "a,label"])
+@pytest.mark.parametrize(("words", "times"), [("xyz", 2), (["0", "1", "2"], 2), (["1.0", "2.0"], 2), (["0.5", "2"], 5)])
+def test_csv_classes_of_few_samples(tmp_path: Path, titles: str, words: Sequence[str], times: int) -> None:
+    assert load(write_csv(tmp_path, titles, *[f"1,{word}" for word in [*words] * times])).classes == tuple(words)
+
+
+def test_csv_classes_of_one_sample_where_the_label_is_named(tmp_path: Path) -> None:
+    assert len(load(write_csv(tmp_path, "a,y", *[f"1,{word}" for word in "vwxyz"])).classes) == 5
 
 
 def test_csv_that_is_none(tmp_path: Path) -> None:

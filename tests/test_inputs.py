@@ -84,6 +84,25 @@ def test_what_is_no_array_is_said_without_the_advice_to_unpickle(tmp_path: Path)
         assert "pickle" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("size", "channels"), [((4, 6), 3), ((12, 12), 3), ((4, 6), 1), ((3, 5), 3), ((8, 3), 3)])
+def test_channels_may_come_last(tmp_path: Path, size: tuple[int, int], channels: int) -> None:
+    """As Pillow and the npz reader have them; the pixels are those of the array with its channels first."""
+    images = np.random.default_rng(1).integers(0, 256, (5, *size, channels), dtype=np.uint8)
+    expected = np.stack([np.stack([image[..., channel] for channel in range(channels)]) for image in images])
+    for array, wanted in ((images, expected), (expected, expected), (images[0], expected[:1])):
+        np.save(tmp_path / "x.npy", array)
+        np.testing.assert_array_equal(read_inputs(tmp_path / "x.npy", (channels, *size)), wanted)
+
+
+def test_an_array_of_another_shape_is_refused(tmp_path: Path) -> None:
+    for shape in ((5, 6, 4, 3), (5, 4, 3, 6), (5, 72), (4, 6), (0, 3, 4, 6), (0, 4, 6, 3)):
+        np.save(tmp_path / "x.npy", np.zeros(shape, np.uint8))
+        with pytest.raises(EowError, match=r"takes \(N, 3, 4, 6\) or, channels last, \(N, 4, 6, 3\)") as caught:
+            read_inputs(tmp_path / "x.npy", COLOUR)
+        assert f"of shape {shape}" in str(caught.value)
+        assert "reshape" not in str(caught.value)  # which would mix pixels up
+
+
 def test_a_long_array_is_predicted_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(resolve({"train": {"epochs": 1}, "model": {"hidden": [8]}}), tmp_path / "run", progress=False)
     run = load(tmp_path / "run")

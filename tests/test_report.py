@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from problems import blobs, linear_energy_gradient, small_model
 
-from eow import metrics, predictions, runs, storage
+from eow import metrics, predictions, robustness, runs, storage
 from eow.config import from_assignments, resolve, to_table
 from eow.data import Dataset
 from eow.data.loader import Batches, Transform
@@ -106,6 +106,19 @@ def test_the_headline_is_mean_and_standard_deviation_of_the_runs_own_summaries(
             assert float(lines[method][f"{title} std"]) == pytest.approx(np.std(values, ddof=1), abs=1e-12)
     assert lines["vanilla"]["unknown"] == ""  # vanilla has none: no number, and no zero
     assert float(lines["eow"]["unknown"]) > 0
+
+
+def test_the_unknowns_are_told_apart_by_every_score_the_method_has(trained: list[Path]) -> None:
+    table = next(table for table in sections_of(trained)[0].tables if table.key == "unknowns")
+    rows = {(row[0].text, row[1].text): dict(zip(table.header, row)) for row in table.rows}
+    for score in ("confidence", "entropy", "unknown"):
+        for kind in ("auroc", "fpr95"):
+            values = [100 * metric(folder, "noise", f"{kind}_{score}") for folder in trained[2:]]
+            assert rows["eow", "noise"][f"{kind.upper()} % {score}"].value == pytest.approx(np.mean(values), rel=1e-12)
+    assert rows["vanilla", "noise"]["AUROC % entropy"].value > 50
+    assert rows["vanilla", "noise"]["AUROC % unknown"].value is None
+    [alone] = [table for table in sections_of(trained[:1])[0].tables if table.key == "unknowns"]
+    assert all(row[alone.header.index("AUROC % entropy")].low is not None for row in alone.rows)  # its interval
 
 
 def test_markdown_and_latex_say_what_the_summaries_say(trained: list[Path], tmp_path: Path) -> None:
@@ -218,9 +231,36 @@ def test_runs_on_different_data_have_sections_of_their_own(trained: list[Path], 
     assert not any(figure.key in ("thresholds", "unknown") for figure in both[1].figures)
 
 
+def test_the_command_that_corrupts_is_named_where_it_works(trained: list[Path], tmp_path: Path) -> None:
+    def missing(*folders: Path) -> str:
+        return next(figure for figure in sections_of([*folders])[0].figures if figure.key == "corruptions").missing
+
+    random = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    np.savez(tmp_path / "28.npz", x=random.integers(0, 256, (60, 28, 28), dtype=np.uint8), y=y)
+    np.savez(tmp_path / "table.npz", x=random.normal(size=(60, 4)), y=y)
+    made = {}
+    for name in ("28", "table"):
+        made[name] = tmp_path / name
+        small = {"model": {"name": "mlp", "hidden": [4]}, "train": {"epochs": 1}, "method": {"name": "vanilla"}}
+        runs.train(resolve(small, {"data": {"name": f"npz:{made[name]}.npz"}}), made[name], progress=False)
+    words = {name: missing(folder) for name, folder in {**made, "8x8": trained[0]}.items()}
+    assert f"eow evaluate {made['28']} --corruptions" in words["28"]
+    assert words["8x8"].endswith("images of 28×28 or more, and these are images of 8×8.")
+    assert words["table"].endswith("and these are features.")
+    for name, folder in {**made, "8x8": trained[0]}.items():  # and that is what the command itself says
+        run = runs.load(folder)
+        said = robustness.predict_corrupted(run, runs.own_test_set(run), names=["contrast"])
+        if "--corruptions" in words[name]:
+            assert list(said) == ["contrast"]
+        else:
+            with pytest.raises(EowError, match="corrupt"):
+                list(said)
+    (made["28"] / "weights.safetensors").unlink()
+    assert "their weights, which it takes, are gone" in missing(made["28"])
+
+
 def test_corruption_figures_are_drawn_from_the_runs_file(trained: list[Path], tmp_path: Path) -> None:
-    without = next(figure for figure in sections_of(trained)[0].figures if figure.key == "corruptions")
-    assert f"eow evaluate {trained[0]} --corruptions" in without.missing
     folder = copy(trained[2], tmp_path / "run")
     random = np.random.default_rng(0)
     matrices = {name: random.random((2, 5)) for name in ("accuracy", "ece", "nll", "unknown")}
@@ -463,6 +503,8 @@ def test_the_page_fits_its_screen_in_light_and_dark(chromium, written: Path, wid
     for scheme in ("light", "dark"):
         tab = opened(chromium, written, viewport={"width": width, "height": 800}, color_scheme=scheme)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        frame = "document.querySelector('[id$=-unknowns] .scroll')"
+        assert width < 1200 or tab.evaluate(f"{frame}.scrollWidth <= {frame}.clientWidth")  # nothing to be found aside
         tab.screenshot(path=tmp_path / "page.png", full_page=True)
         pixels = np.asarray(Image.open(tmp_path / "page.png").convert("L"))
         assert np.median(pixels) > 235 if scheme == "light" else np.median(pixels) < 40

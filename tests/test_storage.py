@@ -30,6 +30,21 @@ def test_json_survives_names_that_are_not_utf8(tmp_path: Path) -> None:
     assert storage.read_json(tmp_path / "x.json") == value
 
 
+def test_files_are_as_open_as_the_umask_lets_them_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the umask, which all threads share, is not touched."""
+    (tmp_path / "old").touch(0o600)
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "umask", lambda mask: pytest.fail("the umask was set"))
+            for name in ("old", "new"):
+                storage.write_json(tmp_path / name, {})
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("old", "new")] == [0o640, 0o640]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
+
+
 @pytest.mark.parametrize("text", ["[1]", "3", "null", "{", "", 100_000 * "[", "\xff"])
 def test_json_that_is_no_object_is_damaged(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text, encoding="latin-1")

@@ -34,16 +34,41 @@ FIGURES: dict[str, tuple[str, float, int, str, str]] = {
     "accuracy": ("accuracy %", 100, 2, "high", "acc_pct"),
     "ece": ("ECE %", 100, 2, "low", "ece_pct"),
     "null_ece": ("null ECE %", 100, 2, "", ""),
+    "null_ece_std": ("null ECE's deviation %", 100, 2, "", ""),
     "ece_renormalised": ("ECE of K %", 100, 2, "low", ""),
     "null_ece_renormalised": ("null ECE of K %", 100, 2, "", ""),
+    "ece_paper_compat": ("ECE as released %", 100, 2, "low", ""),
+    "ece_equal_mass": ("ECE of equal mass %", 100, 2, "low", ""),
+    "null_ece_equal_mass": ("null ECE of equal mass %", 100, 2, "", ""),
+    "ece_classwise": ("classwise ECE %", 100, 2, "low", ""),
+    "null_ece_classwise": ("null classwise ECE %", 100, 2, "", ""),
     "smooth_ece": ("smooth ECE %", 100, 2, "low", ""),
+    "null_smooth_ece": ("null smooth ECE %", 100, 2, "", ""),
+    "mce": ("MCE %", 100, 2, "low", ""),
+    "null_mce": ("null MCE %", 100, 2, "", ""),
+    "ece_l2_debiased": ("debiased L2 ECE %", 100, 2, "low", ""),
+    "null_ece_l2_debiased": ("null debiased L2 ECE %", 100, 2, "", ""),
     "nll": ("NLL", 1, 3, "low", "nll"),
     "nll_renormalised": ("NLL of K", 1, 3, "low", ""),
     "brier": ("Brier", 1, 4, "low", ""),
+    "brier_reliability": ("Brier reliability", 1, 4, "low", ""),
+    "brier_resolution": ("Brier resolution", 1, 4, "high", ""),
+    "brier_uncertainty": ("Brier uncertainty", 1, 4, "", ""),
+    "brier_within_variance": ("Brier variance in bins", 1, 4, "", ""),
+    "brier_within_covariance": ("Brier covariance in bins", 1, 4, "", ""),
+    "brier_score": ("Brier of confidence", 1, 4, "low", ""),
+    "aurc": ("AURC %", 100, 3, "low", ""),
+    "excess_aurc": ("excess AURC %", 100, 3, "low", ""),
     "confidence": ("confidence", 1, 3, "", ""),
     "unknown": ("unknown", 1, 3, "", ""),
 }
-RANKINGS = {"auroc": ("AUROC", "high"), "aupr": ("AUPR", "high"), "fpr95": ("FPR95", "low")}
+# Of an outlier set there are these two, and how well each score tells it from the test set.
+OF_OUTLIERS = ("confidence", "unknown")
+RANKINGS = {
+    "auroc": ("AUROC", "high"), "ap_known": ("AP of known", "high"), "ap_unknown": ("AP of unknown", "high"),
+    "fpr95": ("FPR95", "low"), "oscr": ("OSCR", "high"),
+}  # fmt: skip
+SCORES = ("confidence", "unknown", "entropy", "energy", "max_logit")
 SECONDS = Column("seconds", "train_seconds", digits=1, timing=True)
 SECONDS_PER_STEP = Column("s/iteration", "log.seconds_per_iteration", digits=4, better="low", timing=True)
 
@@ -65,21 +90,21 @@ def column_of(spec: Any) -> Column:
     if spec == "seconds_per_iteration":
         return SECONDS_PER_STEP
     where, _, name = spec.rpartition(".")
-    where = where or "test"
-    kind, _, score = name.partition("_")
-    if name in FIGURES:
+    known, where = where in ("", "test"), where or "test"
+    kind, score = next(((k, s) for k in RANKINGS for s in SCORES if name == f"{k}_{s}"), ("", ""))
+    if name in (FIGURES if known else OF_OUTLIERS):
         title, factor, digits, better, paper = FIGURES[name]
-        known = where == "test"
         return Column(
             title if known else f"{title}: {where}", f"{where}.{name}", factor, digits, better, paper if known else "",
             absent=0.0 if name == "unknown" else None,
         )  # fmt: skip
-    if kind in RANKINGS:
+    if kind and not known:
         title, better = RANKINGS[kind]
-        return Column(f"{title} {score} %: {where}".replace("  ", " "), f"{where}.{name}", 100, 1, better)
+        return Column(f"{title} {score} %: {where}", f"{where}.{name}", 100, 1, better)
     raise EowError(
-        f"there is no column {spec!r}: use {', '.join(FIGURES)}, seconds, seconds_per_iteration, SET.auroc_confidence "
-        "and the like, or a table with title and path"
+        f"there is no column {spec!r}: use {', '.join(FIGURES)}, seconds, seconds_per_iteration, of a set of unknowns "
+        f"SET.confidence, SET.unknown and SET.FIGURE_SCORE (FIGURE: {', '.join(RANKINGS)}; SCORE: "
+        f"{', '.join(SCORES)}), or a table with title and path"
     )
 
 

@@ -64,9 +64,10 @@ def run_task(task: Task) -> Outcome:
     torch.set_num_threads(task.threads)
     try:
         wait_for(task.folder)
-        train(from_table(task.config), task.folder, resume=True, progress=False)
+        config = from_table(task.config)
+        train(config, task.folder, resume=True, progress=False)
         if task.corruptions:
-            write_corruptions(task.folder, from_table(task.config).data.root)
+            write_corruptions(task.folder, config.data.root, config.train.device)
     except EowError as error:
         return Outcome(" ".join(str(error).split()))
     except Exception as error:
@@ -75,13 +76,13 @@ def run_task(task: Task) -> Outcome:
     return Outcome()
 
 
-def write_corruptions(folder: Path, root: str) -> None:
+def write_corruptions(folder: Path, root: str, device: str) -> None:
     """corruptions.json: the run's figures on its test images under every corruption. What was predicted before a kill
     is not predicted again."""
     from eow import robustness, runs
     from eow.distributed import pick_device
 
-    opened = runs.load(folder, str(pick_device("auto")))
+    opened = runs.load(folder, str(pick_device(device)))
     for _ in robustness.predict_corrupted(opened, runs.own_test_set(opened, root)):
         pass
     storage.write_json(folder / "corruptions.json", robustness.corruption_figures(folder))

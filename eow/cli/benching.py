@@ -18,7 +18,7 @@ def bench(
     engine: Annotated[str, typer.Option(help="local, or ray: on a cluster.")] = "local",
     address: Annotated[str, typer.Option(help="With --engine ray: the cluster's; else one is started here.")] = "",
     only: Annotated[list[str] | None, typer.Option("--only", help="One of the grid's methods, repeatable.")] = None,
-    seeds: Annotated[int, typer.Option(min=0, help="Another number of seeds than the grid's.")] = 0,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Another number of seeds than the grid's.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over all cells.")] = None,
     record: Annotated[bool, typer.Option("--record", help="Write records/DATE_NAME-SIZE, to be committed.")] = False,
 ) -> None:
@@ -28,7 +28,7 @@ def bench(
     try:
         table = run_bench(
             file, out, size=size, jobs=jobs, cpus=cpus, engine=engine, address=address, record=record,
-            only=only or (), seeds=seeds, settings=settings or (),
+            only=only or (), seeds=seeds or 0, settings=settings or (),
         )  # fmt: skip
     except KeyboardInterrupt:
         typer.echo("\nstopped; the same command goes on from here", err=True)

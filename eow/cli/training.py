@@ -6,13 +6,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from eow.cli.measuring import show_metrics
 from eow.cli.options import Root, Unofficial, app
 from eow.errors import EowError
+
+if TYPE_CHECKING:
+    from eow.config import RunConfig, Table
 
 
 @app.command(epilog="Example:  eow train --data digits --unknown-classes 8,9 --method eow --out runs/digits")
@@ -42,12 +45,12 @@ def train(
     devices: Annotated[int, typer.Option(min=1, help="Processes to spread the training over, one a GPU.")] = 1,
     log: Annotated[str, typer.Option(help="Write the log as csv, tensorboard or csv,tensorboard as well.")] = "",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out; start it where there is none.")
+        bool, typer.Option("--resume", help="Go on with the run in --out, without settings by its own; else start it.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress; warnings stay.")] = False,
 ) -> None:
     """Train a classifier into a run folder: config, log, weights, predictions and summary."""
-    from eow.config import from_assignments, from_toml, resolve
+    from eow.config import from_assignments, from_toml
 
     if resident not in ("", "yes", "no"):
         raise EowError(f"--resident is {resident!r}: say yes or no")
@@ -60,7 +63,8 @@ def train(
             "unknown_classes": unknown_classes or None, "outliers": outliers or None,
         },
     }  # fmt: skip
-    wishes = resolve(from_toml(config) if config else {}, given(flags), from_assignments(settings or []))
+    layers = (from_toml(config) if config else {}, given(flags), from_assignments(settings or []))
+    wishes = wanted(out if resume else None, *layers)
     if devices > 1 and "RANK" not in os.environ:
         from eow.launching import launch
         from eow.runs import check
@@ -79,6 +83,19 @@ def train(
             summary["metrics"],
         )
         typer.echo(f"everything is in {out}")
+
+
+def wanted(resumed: Path | None, *layers: "Table") -> "RunConfig":
+    """The settings that were given; of a run to go on with, its own where none are, but where it is to happen."""
+    from eow.config import from_table, merge, resolve
+    from eow.runfolder import ELSEWHERE
+    from eow.storage import read_json
+
+    asked = merge(*layers)
+    keys = {(name, key) for name, section in asked.items() for key in (section if isinstance(section, dict) else [""])}
+    if resumed is None or keys - {*ELSEWHERE} or not (resumed / "config.json").is_file():
+        return resolve(*layers)
+    return from_table(merge(read_json(resumed / "config.json"), asked))
 
 
 @contextmanager

@@ -53,13 +53,16 @@ def from_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     if array.dtype.kind not in kinds_for(dtype, shape) or (dtype == "uint8" and array.dtype != np.uint8):
         wanted = {"float32": "floating-point", "int64": "whole"}.get(dtype, dtype)
         raise EowError(f"{path} holds {array.dtype} numbers, but this model takes {wanted} ones")
+    found = array.shape
     if len(shape) == 3 and shape[0] == 1 and array.shape[-2:] == shape[1:] and array.ndim in (2, 3):
         array = array.reshape(-1, *shape)  # grey images without a channel axis
-    if array.shape == shape:
-        array = array[None]
+    array = array[None] if array.ndim == len(shape) else array
+    if len(shape) == 3 and array.shape[1:] == (*shape[1:], shape[0]) != shape:
+        array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))  # images with their channels last
     if array.shape[1:] != shape or not len(array):
-        wanted = f"(N, {', '.join(map(str, shape))})"
-        raise EowError(f"{path} is of shape {array.shape}, but this model takes {wanted}: reshape it, one sample a row")
+        kinds = f"(N, {', '.join(map(str, shape))})"
+        kinds += f" or, channels last, (N, {shape[1]}, {shape[2]}, {shape[0]})" if len(shape) == 3 else ""
+        raise EowError(f"{path} is of shape {found}, but this model takes {kinds}: save it so, one sample a row")
     array = array.astype(dtype, copy=False)
     if not np.isfinite(array).all():
         row = int(np.argwhere(~np.isfinite(array))[0, 0])

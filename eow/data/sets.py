@@ -1,5 +1,6 @@
 """All the data of one run, as its settings want it: training, held-out and test sets, and what counts as unknown."""
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,7 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
             f"{len(test.classes)} of shape {test.shape}: make them alike"
         )
     check_apart(train, test)
+    tell_of_untested(train, test)
     outliers: dict[str, Dataset] = {}
     if wanted.unknown_classes:
         train, _ = known_unknown(train, wanted.unknown_classes)
@@ -74,6 +76,19 @@ def check_apart(train: Dataset, test: Dataset) -> None:
         raise EowError(
             f"{train.name} has the same samples for training and for the test ({doubles:.0%} of the test's): what is "
             "measured on them would say nothing, give it a test split of its own"
+        )
+
+
+def tell_of_untested(train: Dataset, test: Dataset) -> None:
+    """Of a class that has one sample, or a few, the cut may leave none to test."""
+    untested = [train.classes[label] for label in np.setdiff1d(train.labels, test.labels)]
+    if untested:
+        named = ", ".join(untested[:3]) + (", ..." if len(untested) > 3 else "")
+        warnings.warn(
+            f"{train.name}: {len(untested)} of {len(train.classes)} classes have no test sample ({named}), so no "
+            "figure speaks of them: give each five samples or more, or a test split of its own",
+            RuntimeWarning,
+            stacklevel=3,
         )
 
 

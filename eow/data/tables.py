@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import zipfile
 from pathlib import Path
 
@@ -128,6 +129,12 @@ def read_csv(name: str, split: str) -> Dataset:
     if len(named) > 1:
         raise EowError(f"{path} has several label columns: {', '.join(header[column] for column in named)}; keep one")
     label_column = named[0] if named else len(header) - 1
+    for column, title in enumerate(header):
+        if column != label_column and re.fullmatch(r"(Unnamed: [\d.]+)?", title):  # row numbers tell how it was sorted
+            raise EowError(
+                f"{path}: column {column + 1} has no title, as the row numbers that pandas writes: write it with "
+                "index=False, or drop the column, or give it a title if it is a feature"
+            )
     texts, features = [], np.empty((len(rows) - 1, len(header) - 1), np.float64)
     for index, row in enumerate(rows[1:]):
         if len(row) != len(header):
@@ -146,11 +153,27 @@ def read_csv(name: str, split: str) -> Dataset:
             raise EowError(
                 f"{path}, data row {index + 1}, column {header[column]!r}: {row[column]!r} is not a number"
             ) from None
+    _check_labels(path, header[label_column], texts, named=bool(named))
     classes = sorted(set(texts), key=_numbers_first)
     labels = np.array([classes.index(text) for text in texts], np.int64)
     with np.errstate(over="ignore"):
         whole = Dataset(name, split, features.astype(np.float32), labels, tuple(classes))
     return whole.subset(split_80_20(name, labels, split))
+
+
+def _check_labels(path: Path, title: str, texts: list[str], *, named: bool) -> None:
+    """A column of measurements would make about one class a row. Two rows a class are enough for labels; five for
+    numbers with a fraction, which are seldom labels; and a column that is called a label may have classes of one."""
+    numbers = [float(text) if _is_number(text) else math.nan for text in texts]
+    fractions = all(map(math.isfinite, numbers)) and not all(number.is_integer() for number in numbers)
+    fewest = 5 if fractions else 1 if named else 2
+    if len(texts) < fewest * len(set(texts)):
+        ways = [] if named else [f"call the label's column {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"]
+        ways += ["write classes as words or whole numbers"] if fractions else []
+        raise EowError(
+            f"{path}: the label (column {title!r}) has {len(set(texts))} different values in {len(texts)} rows, as a "
+            f"measurement has: {', and '.join(ways)}"
+        )
 
 
 def _is_number(text: str) -> bool:

@@ -1,13 +1,16 @@
 """Figures of the corrupted test set, from the numbers that `eow evaluate --corruptions` left in the runs."""
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from eow import storage
+from eow.data.corruptions import SMALLEST_SIDE
 from eow.errors import EowError
 from eow.report.curves import legend_of
-from eow.report.gather import Bunch, Group
+from eow.report.gather import Bunch, Group, Loaded
 from eow.report.parts import Axis, Figure, Heat, Panel, Series, around, finite
 
 MATRICES = (("accuracy", "accuracy, %", 100, 0), ("ece", "ECE, %", 100, 1), ("nll", "NLL", 1, 2))
@@ -18,11 +21,7 @@ def corruptions(bunch: Bunch, rate: float | None) -> list[Figure]:
     """The paper's figure 3 and the matrices behind it; where no run has been corrupted, the command that does it."""
     able = [group for group in bunch.groups if all(run.corruptions is not None for run in group.runs)]
     lacking = [run for group in bunch.groups for run in group.runs if run.corruptions is None]
-    missing = ""
-    if lacking:
-        command = f"`eow evaluate {shlex.quote(str(lacking[0].folder))} --corruptions`"
-        runs = sum(len(group.runs) for group in bunch.groups)
-        missing = f"Not measured for {len(lacking)} of {runs} runs here: {command} does it (images of 28×28 and more)."
+    missing = how_to_measure(lacking, sum(len(group.runs) for group in bunch.groups)) if lacking else ""
     if not able:
         words = "The test images under 19 corruptions at five severities, as in CIFAR-C (the paper's figure 3)."
         return [Figure("corruptions", "Corruptions", words, [], missing=missing)]
@@ -34,6 +33,32 @@ def corruptions(bunch: Bunch, rate: float | None) -> list[Figure]:
     sources = sorted({run.corruptions["source"] for group in able for run in group.runs if run.corruptions})
     note = "" if rate is None else " At the runs' own λ, whatever unknown rate the rest of the report is for."
     return [bars(able, sources, note, missing), heat_maps(able, sources, note)]
+
+
+def how_to_measure(lacking: list[Loaded], runs: int) -> str:
+    """The command, where it would do it: the runs here are on the same data, but some may have lost their weights."""
+    shapes = {run.folder: shape for run in lacking if (shape := input_shape(run.folder)) is not None}
+    if not shapes:
+        return f"Not measured for {len(lacking)} of {runs} runs here, and their weights, which it takes, are gone."
+    folder, shape = next(iter(shapes.items()))
+    if len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE:
+        least = f"{SMALLEST_SIDE}×{SMALLEST_SIDE}"
+        what = f"images of {shape[2]}×{shape[1]}" if len(shape) == 3 else "features"
+        return f"Not to be had here: corruptions are for images of {least} or more, and these are {what}."
+    command = f"`eow evaluate {shlex.quote(str(folder))} --corruptions`"
+    return f"Not measured for {len(lacking)} of {runs} runs here: {command} does it."
+
+
+def input_shape(folder: Path) -> tuple[int, ...] | None:
+    """Of one sample, as the weights file says; None where there is none."""
+    path = folder / "weights.safetensors"
+    if not path.is_file():
+        return None
+    with storage.tensor_file(path, "numpy") as (_, card):
+        shape = card.get("in_shape")
+    if not isinstance(shape, list) or len(shape) not in (1, 3) or not all(type(side) is int for side in shape):
+        raise EowError(f"{path} does not say what its inputs are: train the run again")
+    return tuple(shape)
 
 
 def over_runs(group: Group, *path: str) -> np.ndarray:

@@ -19,9 +19,10 @@ KNOWN_COLUMNS = (
     ("unknown", "unknown", 1, 3, ""),
 )  # fmt: skip
 UNKNOWN_COLUMNS = (
-    ("auroc_confidence", "AUROC confidence %", 100, 1), ("auroc_unknown", "AUROC unknown %", 100, 1),
-    ("fpr95_confidence", "FPR95 confidence %", 100, 1), ("fpr95_unknown", "FPR95 unknown %", 100, 1),
-    ("oscr_confidence", "OSCR confidence %", 100, 1), ("confidence", "mean confidence", 1, 3),
+    ("auroc_confidence", "AUROC % confidence", 100, 1), ("auroc_entropy", "AUROC % entropy", 100, 1),
+    ("auroc_unknown", "AUROC % unknown", 100, 1), ("fpr95_confidence", "FPR95 % confidence", 100, 1),
+    ("fpr95_entropy", "FPR95 % entropy", 100, 1), ("fpr95_unknown", "FPR95 % unknown", 100, 1),
+    ("oscr_confidence", "OSCR % confidence", 100, 1), ("confidence", "mean confidence", 1, 3),
     ("unknown", "mean unknown", 1, 3),
 )  # fmt: skip
 SPREAD = "Several seeds: mean ± standard deviation. One seed: some figures with a 95 % bootstrap interval."
@@ -130,9 +131,9 @@ def unknowns(bunch: Bunch, rate: float | None) -> Table | None:
     ]  # fmt: skip
     caption = (
         f"Each unknown set against the known test set. {SPREAD} AUROC: how often a known sample looks more known than "
-        "an unknown one, by confidence or by 1 - unknown. FPR95: the share of unknown samples accepted where 95 % of "
-        "the known ones are. OSCR: the area under correct classification against false acceptance. The last two "
-        "columns are means over the unknown set." + rate_words(rate)
+        "an unknown one, by confidence, by entropy (the lower, the more known) or by 1 - unknown. FPR95: the share of "
+        "unknown samples accepted where 95 % of the known ones are. OSCR: the area under correct classification "
+        "against false acceptance. The last two columns are means over the unknown set." + rate_words(rate)
     )
     return Table("unknowns", "Unknowns", ["method", "unknowns", "kind", *(c[1] for c in columns)], rows, caption)
 
