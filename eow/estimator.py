@@ -167,7 +167,10 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         self, model: SplitModel | None, data: Dataset, held_out: Dataset | None, chosen: dict[str, Any], seed: int
     ) -> tuple[SplitModel, list[float], list[float]]:
         """The network after its training, the loss of every epoch, and the score of every epoch on `held_out`."""
-        place = Place(pick_device(chosen["device"]))
+        try:
+            place = Place(pick_device(chosen["device"]))
+        except EowError as error:
+            raise EowError(str(error).replace("train.device", "device")) from None
         # A network that knows "unknown" would forget it before late chains come; and early stopping may be earlier.
         late = model is None and held_out is None
         options = EOWOptions(lam=chosen["lam"], unknown_rate="trained", start_epoch=0.3 if late else 0, **CHAINS)
@@ -188,6 +191,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         scores: list[float] = []
         best: dict[str, Tensor] = {}
         training = Training(method, batches, settings, place, seed, bar=training_bar(bool(self.verbose)))
+        training.advice = "or lower learning_rate_init"
         with closing(cast(Generator[dict[str, Any], None, None], training.epochs())) as lines:
             for line in lines:
                 if "event" in line:  # an epoch that was undone
@@ -222,6 +226,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         """The most probable class where its probability in the K+1 softmax, at `unknown_rate`, is at least `threshold`:
         it must be neither another class nor unknown. Elsewhere -1 where the classes are numbers, and None, in an array
         of objects, where they are strings or booleans. Classes of which one is -1 are an error."""
+        threshold = convert(plain(threshold), float, "threshold")
         if not 0 <= threshold <= 1:
             raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
         probabilities = self._open_probabilities(X)[0]
@@ -239,12 +244,17 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         labels[unsure] = -1
         return labels
 
-    def _logits(self, X: Any) -> np.ndarray:
+    def checked_rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, order="C", reset=False)
-        rows = torch.from_numpy(standardised(self.scaler_, X))
+        return cast(np.ndarray, validate_data(self, X, dtype=np.float64, order="C", reset=False))
+
+    def logits_of(self, checked: np.ndarray) -> np.ndarray:
+        rows = torch.from_numpy(standardised(self.scaler_, checked))
         with torch.no_grad():
             return torch.cat([self.model_(part) for part in rows.split(ROWS_AT_ONCE)]).numpy()
+
+    def _logits(self, X: Any) -> np.ndarray:
+        return self.logits_of(self.checked_rows(X))
 
     def _open_probabilities(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         logits = self._logits(X)

@@ -5,26 +5,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from eow import __version__
 from eow.batches import check_finite, inputs_of
-from eow.config import convert, plain
 from eow.deployed import Answers, Card, first_line
 from eow.errors import EowError
-from eow.export import in_batches, kept, named
+from eow.export import TOLERANCE, in_batches, kept, named
 from eow.methods.base import Method, label_or_unknown, open_prediction, shifted_prediction
 from eow.models import SplitModel
-from eow.openworld import prior_shift
-from eow.predicting import ask
+from eow.models.split import unwrapped
+from eow.openworld import prior_shift, shifted_probabilities
+from eow.predicting import ask, check_answers, checked_policy
 from eow.traceable import answered
 
 
 class Answering(nn.Module):
     """The model with its unknown rate and threshold as one traceable function."""
 
-    def __init__(self, model: SplitModel, shift: float | None, threshold: float | None) -> None:
+    def __init__(self, model: nn.Module, shift: float | None, threshold: float | None) -> None:
         super().__init__()
         self.model, self.shift, self.threshold = model, shift, threshold
 
@@ -34,8 +35,25 @@ class Answering(nn.Module):
         return answered(said, self.threshold)
 
 
+class Standardise(nn.Module):
+    """What `EOWClassifier` does with rows before its network: in double precision, cut off at five deviations."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, scaler: Any) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(scaler.mean_))
+        self.register_buffer("scale", torch.tensor(scaler.scale_))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        from eow.estimator import FARTHEST  # scikit-learn is imported only where it is needed
+
+        return ((rows.double() - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST).float()
+
+
 def export_model(
-    model: SplitModel | Method,
+    model: Any,
     path: str | Path,
     example: Any,
     *,
@@ -51,17 +69,19 @@ def export_model(
     as the model takes them, any number at a time: nothing is normalised in it. `example` is an array or a tensor of
     them, real ones: on these the file is compared with the model before it is kept, and a difference above 1e-5 is an
     error. `classes` are names for the metadata, else "0", "1" and so on. The format is onnx (.onnx) or torch (.pt2).
+
+    A fitted `EOWClassifier` is written with its scaler: its file takes rows as `predict_open` takes them, in float32,
+    and says what it says at the classifier's `unknown_rate` and a threshold of 0.5, unless others are given.
     """
-    path, own = named(path, format), network(model)
-    unknown_rate, threshold = (
-        None if each is None else convert(plain(each), float, name)
-        for name, each in (("unknown_rate", unknown_rate), ("threshold", threshold))
-    )
+    path, (unknown_rate, threshold) = named(path, format), checked_policy(unknown_rate, threshold)
+    model = unwrapped(model)
+    if hasattr(model, "predict_open"):
+        return export_classifier(model, path, example, format, classes, unknown_rate, threshold)
+    own = network(model)
     odds = model.odds() if isinstance(model, Method) else float(getattr(model, "odds", 0.0))
     if odds <= 0 and (unknown_rate is not None or hasattr(own, "odds")):
         raise EowError("the model's unknown logit has not been trained, so it has no prior odds yet: eow.fit it first")
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
+    example = example.to_numpy() if hasattr(example, "to_numpy") else example
     x = inputs_of(example, torch.float32, getattr(own, "integers", False)).detach().cpu()
     check_finite(x)
     if x.dim() < 2 or not len(x):
@@ -70,16 +90,69 @@ def export_model(
     inputs, expected = in_batches(x.numpy()), []
     for part in inputs:
         said = ask(own, torch.from_numpy(part), shift)
+        check_answers(said)
         label = label_or_unknown(said, threshold)
         expected.append(Answers(*(each.numpy() for each in (label, said.confidence, said.unknown, said.probs))))
+    graph = Answering(own, shift, threshold)
+    return written(graph, path, format, classes, unknown_rate, odds or None, inputs, expected)
+
+
+def export_classifier(
+    model: Any,
+    path: Path,
+    example: Any,
+    format: str,
+    classes: Sequence[str] | None,
+    unknown_rate: float | None,
+    threshold: float | None,
+) -> dict[str, Any]:
+    if not hasattr(model, "model_"):
+        raise EowError("the classifier is not fitted: call its fit(X, y) first")
+    rows = model.checked_rows(example)
+    unknown_rate = checked_policy(model.unknown_rate, None)[0] if unknown_rate is None else unknown_rate
+    threshold = 0.5 if threshold is None else threshold
+    shift = None if unknown_rate is None else prior_shift(unknown_rate, model.lam_)
+
+    def answers(part: np.ndarray) -> Answers:
+        probs, unknown = shifted_probabilities(model.logits_of(part), shift or 0.0)
+        confidence, label = probs.max(1), probs.argmax(1)
+        return Answers(np.where(confidence >= threshold, label, -1), confidence, unknown, probs)
+
+    parts = in_batches(rows)
+    with np.errstate(over="ignore"):
+        inputs = [part.astype(np.float32) for part in parts]
+    expected = [answers(part) for part in parts]
+    for part, wanted in zip(inputs, expected):
+        if max(np.abs(a - b).max() for a, b in zip(answers(part.astype(np.float64))[1:], wanted[1:])) > TOLERANCE:
+            lost = np.abs((rows.astype(np.float32) - rows) / model.scaler_.scale_).max(0)
+            raise EowError(
+                f"a file takes float32, which is too coarse for column {int(lost.argmax())} of X (counted from 0): "
+                "subtract an offset from it before fitting"
+            )
+    graph = Answering(nn.Sequential(Standardise(model.scaler_), network(model.model_)), shift, threshold)
+    names = list(map(str, model.classes_)) if classes is None else classes
+    return written(graph, path, format, names, unknown_rate, model.lam_, inputs, expected)
+
+
+def written(
+    graph: Answering,
+    path: Path,
+    format: str,
+    classes: Sequence[str] | None,
+    unknown_rate: float | None,
+    odds: float | None,
+    inputs: list[np.ndarray],
+    expected: list[Answers],
+) -> dict[str, Any]:
+    """Write the graph with its card, if it gives the expected answers."""
     count = expected[0].probs.shape[1]
     names = tuple(map(str, range(count) if classes is None else classes))
     if len(names) != count:
         raise EowError(f"there are {len(names)} class names for the model's {count} classes: give one a class")
     made_with = {"exported_with": {"eow": __version__, "torch": torch.__version__}}
-    dtype = str(x.dtype).removeprefix("torch.")
-    card = Card("eow", names, tuple(x.shape[1:]), dtype, threshold, None, unknown_rate, odds or None, made_with)
-    graph = Answering(own, shift, threshold).eval().requires_grad_(False)
+    shape, dtype = inputs[0].shape[1:], str(inputs[0].dtype)
+    card = Card("eow", names, shape, dtype, graph.threshold, None, unknown_rate, odds, made_with)
+    graph.eval().requires_grad_(False)
     try:
         return {**kept(graph, card, path, format, inputs, expected), "compared_on": "the example"}
     except (EowError, OSError, torch.OutOfMemoryError):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from eow.batches import (
@@ -15,13 +16,16 @@ from eow.batches import (
 )
 from eow.config import TrainConfig, build, check_training, convert, plain
 from eow.console import training_bar
+from eow.deployed import first_line
 from eow.distributed import Place, pick_device
 from eow.errors import EowError
 from eow.methods import Method, method_named
 from eow.methods.eow import EOW
 from eow.models import SplitModel
+from eow.models.probing import evaluated
 from eow.models.surgery import UpgradedModel
 from eow.objective import OutlierEOW, begin, floating_type, needs_split
+from eow.predicting import check_rows, takes
 from eow.recipes import MODERN_EOW
 from eow.seeds import derive, own_randomness
 from eow.training import Training
@@ -53,9 +57,12 @@ def fit(
     the mean unknown there `unknown_rate`, .002 unless you say another. `options` are the method's settings:
     `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than classes for `eow`;
     `eow.upgrade` sees to that, and since an upgraded model is trained already, its energy term is on from the first
-    epoch (`start_epoch=0`). A later fit without `holdout` trains at the prior odds λ again.
+    epoch (`start_epoch=0`). A later fit without `holdout` trains at the prior odds λ again. Parameters without
+    `requires_grad` stay as they are, and so do the running statistics of norm layers whose parameters are all frozen.
     """
     needs_split(model)
+    if not torch.is_grad_enabled():
+        raise EowError("gradients are switched off here, by torch.no_grad or inference_mode: call eow.fit outside it")
     kind = method_named(method)
     if kind.needs_holdout:
         raise EowError(f"eow.fit does not fit {method}, which is made after training: use `eow train`")
@@ -90,37 +97,40 @@ def fit(
         raise EowError("calibrate='holdout' is fitted on held-out data: pass some as holdout, or leave it out")
     if holdout is not None and not kind.uses_holdout(chosen):
         raise EowError(f"nothing of this is fitted on held-out data ({method}, calibrate='none'): leave holdout out")
-    place = Place(pick_device(settings.device))
+    place = Place(own_device(settings.device))
     classes = model.head.out_features - kind.extra_outputs
-    takes: dict[str, Any] = {"dtype": floating_type(model), "integers": getattr(model, "integers", False)}
+    form: dict[str, Any] = {"dtype": floating_type(model), "integers": getattr(model, "integers", False)}
 
     def loader_of(given: Any, name: str, training: bool) -> Any:
         if is_arrays(given):
-            return array_loader(given[0], given[1], settings.batch, training=training, **takes)
+            return array_loader(given[0], given[1], settings.batch, training=training, **form)
         return dataset_loader(given, settings.batch, name, training=training)
 
     data = loader_of(data, "data", True)
     if unknown is not None:
-        unknown = outlier_loader(unknown, settings.batch, **takes)
-    batches = LoaderBatches(data, classes, place.device, unknown, **takes)
+        unknown = outlier_loader(unknown, settings.batch, **form)
+    batches = LoaderBatches(data, classes, place.device, unknown, **form)
     held = None
     if holdout is not None:
         try:
-            held = LoaderBatches(loader_of(holdout, "holdout", False), classes, place.device, **takes)
+            held = LoaderBatches(loader_of(holdout, "holdout", False), classes, place.device, **form)
             held_shapes = {tuple(x.shape[1:]) for x, _ in held.in_order()}
         except EowError as error:
             raise EowError(f"holdout: {error}") from None
     with own_randomness(place.device, seed):  # for the loader's shuffling and what a method initialises
         x, y = first_batch(batches)
-        if held is not None and held_shapes != {tuple(x.shape[1:])}:
-            found = ", ".join(map(str, held_shapes)) or "no shape: it yields nothing"
-            raise EowError(f"a sample of holdout has {found}, one of data {tuple(x.shape[1:])}: prepare both alike")
-        trained = kind(model, chosen, classes, tuple(x.shape[1:]), seed)
+        with model.shown(x):
+            if held is not None and not (held_shapes and all(alike(model, each, x.shape[1:]) for each in held_shapes)):
+                found = ", ".join(map(str, held_shapes)) or "no shape: it yields nothing"
+                raise EowError(f"a sample of holdout has {found}, one of data {tuple(x.shape[1:])}: prepare both alike")
+            trained = kind(model, chosen, classes, tuple(x.shape[1:]), seed)
         trained.to(place.device)
         trained.prepare(place.device)
+        with takes(x):
+            check_rows(evaluated(model, x[:2]), x[:2])
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise EowError("every parameter of the model is frozen: set requires_grad for those that are to be trained")
-    training = Training(trained, batches, settings, place, seed, bar=training_bar(progress))
+    training = Fitting(trained, batches, settings, place, seed, bar=training_bar(progress))
     if isinstance(model, UpgradedModel) and isinstance(trained, EOW):
         trained.stream.manual_seed(derive("raise", seed))
         begin(model, trained, x, y)
@@ -131,6 +141,44 @@ def fit(
         if isinstance(model, UpgradedModel):
             model.odds.fill_(chosen.odds)
     return trained.eval()
+
+
+class Fitting(Training):
+    """The loop around somebody's forward and data: what fails in a step is a sentence about its batch."""
+
+    advice = "lower lr, or give the chains a trust region, trust=1.0"
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        try:
+            super().step(x, y)
+        except (EowError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            remedy = "drop a last batch of one, DataLoader(..., drop_last=True)" if len(y) == 1 else (
+                "look at its inputs and at what the model's forward does with them")  # fmt: skip
+            raise EowError(
+                f"the model cannot be trained on a batch of shape {tuple(x.shape)} ({first_line(error)}): {remedy}"
+            ) from error
+
+
+def own_device(name: str) -> torch.device:
+    try:
+        return pick_device(name)
+    except EowError as error:
+        raise EowError(str(error).replace("train.device", "device")) from None
+
+
+def alike(model: SplitModel, held: tuple[int, ...], data: tuple[int, ...]) -> bool:
+    """Whether the model can take held-out inputs of this shape as it takes the data: texts may differ in length, and
+    images in size where the encoder makes latents of one shape of them."""
+    if held == tuple(data):
+        return True
+    if getattr(model, "integers", False):
+        return len(held) == len(data)
+    try:
+        return model.feature_shape(held) == model.feature_shape(data)
+    except EowError:
+        return False
 
 
 def first_batch(batches: LoaderBatches) -> tuple[Tensor, Tensor]:

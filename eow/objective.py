@@ -6,7 +6,9 @@
 λ in all stays the prior odds of "unknown", so `unknown_rate` means the same with and without outliers.
 
 An upgraded model's unknown logit lies so low that a few epochs would hardly lift it: before the first step its bias is
-set to where the gradient of this objective with respect to it is zero on the first batch.
+set to where the gradient of this objective with respect to it is zero on the first batch. With energy="complement",
+whose negatives minimise log s, there is none: the gradient is E_data[h[K+1]] - λ E_chains[h[K+1]], which would ask for
+chains with 1/λ times the unknown of the data, and they go where it is small. That training begins where eq. 4's does.
 """
 
 import math
@@ -22,6 +24,7 @@ from eow.config import build
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
 from eow.models import SplitModel, frozen_statistics
+from eow.models.split import unwrapped
 from eow.models.surgery import UpgradedModel
 from eow.models.widening import WidenedOpenLinear
 from eow.sampling import NEGATIVE_LOSSES
@@ -44,7 +47,7 @@ class OutlierEOW(EOW):
 
 def raise_unknown(method: EOW, x: Tensor, y: Tensor) -> None:
     """Set the bias of the unknown logit where, on this batch, mean h[K+1] of the data = λ · mean (1 - h[K+1]) of the
-    negatives. The K logits stay as they are, so no label changes among the K."""
+    negatives: there the derivative of eq. 4 is zero. The K logits stay as they are, so no label changes among the K."""
     model, count = method.model, len(y)
     with torch.no_grad(), frozen_statistics(model), torch.autocast(x.device.type, enabled=False):
         z = model.encoder(x)
@@ -128,6 +131,7 @@ class OpenWorldLoss(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, unknown: Tensor | None = None) -> Tensor:
         self.check(x, y, unknown)
+        x = x.to(floating_type(self.model)) if x.is_floating_point() else x
         rows, y = x if unknown is None else torch.cat([x, unknown.to(x.device, x.dtype)]), y.long()
         terms = self.method(rows, y)(rows, y)
         self.last = {name: term.detach() for name, term in terms.items()}
@@ -154,7 +158,8 @@ class OpenWorldLoss(nn.Module):
     def method(self, x: Tensor, y: Tensor) -> OutlierEOW:
         """The objective, made when the first batch tells its shape and device."""
         if not self._method or self._method[0].stream.device != x.device:
-            made = OutlierEOW(self.model, self.options, self.classes, tuple(x.shape[1:]), self.seed)
+            with self.model.shown(x):
+                made = OutlierEOW(self.model, self.options, self.classes, tuple(x.shape[1:]), self.seed)
             made.starts.to(x.device)
             rank = torch.distributed.get_rank() if in_parallel() else 0
             made.prepare(x.device, rank)
@@ -166,6 +171,15 @@ class OpenWorldLoss(nn.Module):
 
 
 def needs_split(model: Any) -> None:
+    inner = unwrapped(model)
+    if inner is not model:
+        raise EowError(
+            f"the model is wrapped in a {type(model).__name__}, but encoder and tail are trained one by one: pass the "
+            "model inside; to compile it, call model.encoder.compile(), and to train in parallel wrap an "
+            "eow.OpenWorldLoss in DistributedDataParallel"
+        )
+    if isinstance(model, nn.Module) and any(each.is_meta for each in model.parameters()):
+        raise EowError("the model lies on the device meta, where it has no weights: load them first")
     if not isinstance(model, SplitModel):
         raise EowError(
             f"the model is a {type(model).__name__}: pass eow.SplitModel(encoder, tail), made of its parts, or "

@@ -1,6 +1,8 @@
 """`eow.predict`: what a model says about inputs, with -1 where it does not know."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from eow.batches import check_finite, dataset_loader, inputs_in, inputs_of
+from eow.config import convert, plain
+from eow.deployed import first_line
 from eow.errors import EowError
 from eow.methods.base import Method, Prediction, label_or_unknown, open_prediction, shifted_prediction
 from eow.models import SplitModel, frozen_statistics
+from eow.models.split import unwrapped
 from eow.openworld import prior_shift
 
 BATCH = 256  # rows of an array that are predicted at a time
@@ -31,26 +36,50 @@ def predict(
     """Labels with -1 for "unknown", confidence, unknown and probs: in evaluation mode, without gradients, in batches.
 
     `model` is an upgraded model, a SplitModel of K+1 logits, or the method that `eow.fit` returns; `x` a tensor, an
-    array, or a loader or torch Dataset of inputs or (inputs, labels). `unknown_rate` is the share of unknowns to
-    expect, in place of what training ended with. With a `threshold` the label is -1 where the confidence is below
-    it; without one, where "unknown" is the most probable of the K+1 answers. The results lie where a tensor `x` lies,
-    else on the CPU.
+    array, a list of numbers, a data frame, or a loader or torch Dataset of inputs or (inputs, labels). `unknown_rate`
+    is the share of unknowns to expect, in place of what training ended with. With a `threshold` the label is -1 where
+    the confidence is below it; without one, where "unknown" is the most probable of the K+1 answers. The results lie
+    where a tensor `x` lies, else on the CPU. Logits that are not finite are an error. What torch.compile or
+    DataParallel has wrapped is asked itself; `model.compile()` needs no wrapper.
     """
+    model = unwrapped(model)  # type: ignore[assignment]
     if not isinstance(model, SplitModel | Method):
         raise EowError(
             f"the model is a {type(model).__name__}: pass what eow.upgrade or eow.fit returned, or an eow.SplitModel"
         )
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
+    unknown_rate, threshold = checked_policy(unknown_rate, threshold)
     shift = None if unknown_rate is None or isinstance(model, Method) else prior_shift(unknown_rate, odds(model))
     device = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    parts = []
+    parts: list[list[Tensor]] = []
     for batch in inputs(model, x):
-        said = model.predict(batch, unknown_rate) if isinstance(model, Method) else ask(model, batch, shift)
+        said = asked(model, batch, unknown_rate) if isinstance(model, Method) else ask(model, batch, shift)
+        check_answers(said, sum(len(each[0]) for each in parts))
         parts.append([label_or_unknown(said, threshold), said.confidence, said.unknown, said.probs])
     if not parts:
         raise EowError("there is nothing to predict: pass at least one input")
     return Answer(*(torch.cat(column).to(device) for column in zip(*parts)))
+
+
+def checked_policy(unknown_rate: Any, threshold: Any) -> tuple[float | None, float | None]:
+    """Both as numbers, where they are given."""
+    rate, lowest = (
+        None if each is None else convert(plain(each), float, name)
+        for name, each in (("unknown_rate", unknown_rate), ("threshold", threshold))
+    )
+    if lowest is not None and not 0 <= lowest <= 1:
+        raise EowError(f"a threshold of {lowest} is no confidence: give a number from 0 to 1")
+    return rate, lowest
+
+
+def check_answers(said: Prediction, before: int = 0) -> None:
+    """An error that names the rows whose probabilities are none; `before` is how many rows came earlier."""
+    wrong = ~(said.probs.isfinite().all(1) & said.unknown.isfinite()).cpu()
+    if wrong.any():
+        first = before + int(wrong.int().argmax())
+        raise EowError(
+            f"the model's logits are not finite for {int(wrong.sum())} of {len(wrong)} inputs, first for row {first}: "
+            "look for NaN in its weights, for inputs that are too large, or use float32 in place of half precision"
+        )
 
 
 def odds(model: SplitModel) -> float:
@@ -62,17 +91,42 @@ def odds(model: SplitModel) -> float:
     return learnt
 
 
+@contextmanager
+def takes(x: Tensor) -> Iterator[None]:
+    """What somebody's forward raises inside the block, as a sentence about its inputs."""
+    try:
+        yield
+    except (EowError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        ids = "" if x.is_floating_point() or x.is_cuda else f", whole numbers from {int(x.min())} to {int(x.max())},"
+        raise EowError(
+            f"the model cannot take inputs of shape {tuple(x.shape)}{ids} ({first_line(error)}): pass a batch as it "
+            "wants it, x[None] for a single one"
+        ) from error
+
+
+def check_rows(logits: Any, x: Tensor) -> None:
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
+        raise EowError(
+            f"the model gives {shape} for inputs of shape {tuple(x.shape)}, and not one row of logits for each: pass a "
+            "batch, x[None] for a single one"
+        )
+
+
+def asked(method: Method, x: Tensor, unknown_rate: float | None) -> Prediction:
+    with takes(x):
+        said = method.predict(x, unknown_rate)
+    check_rows(said.probs, x)
+    return said
+
+
 def ask(model: SplitModel, x: Tensor, shift: float | None) -> Prediction:
-    with frozen_statistics(model), torch.no_grad():
-        try:
-            logits = model(x).float()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise EowError(
-                f"the model cannot take inputs of shape {tuple(x.shape)} ({str(error).splitlines()[0]}): pass a batch, "
-                "x[None] for a single one"
-            ) from error
+    with frozen_statistics(model), torch.no_grad(), takes(x):
+        logits = model(x)
+    check_rows(logits, x)
+    logits = logits.float()
     return open_prediction(logits) if shift is None else shifted_prediction(logits, shift)
 
 
@@ -82,8 +136,16 @@ def inputs(model: nn.Module, x: Any) -> Iterator[Tensor]:
     tensors = list(model.parameters())
     device = tensors[0].device if tensors else torch.device("cpu")
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
-    whole = isinstance(x, Tensor | np.ndarray)
+    x = x.to_numpy() if hasattr(x, "to_numpy") else x
+    whole = isinstance(x, Tensor | np.ndarray) or is_number(x)
     for batch in [x] if whole else dataset_loader(x, BATCH, "input", training=False):
         rows = inputs_of(batch if whole else inputs_in(batch, "loader"), dtype, getattr(split, "integers", False))
         check_finite(rows)
         yield from (part.to(device) for part in rows.split(BATCH) if len(part))
+
+
+def is_number(x: Any) -> bool:
+    """A number, or a list of numbers, of lists of numbers and so on: no list of batches."""
+    while isinstance(x, list | tuple) and x:
+        x = x[0]
+    return isinstance(x, Number | np.generic)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from rich.progress import Progress
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from eow import stopping
@@ -90,12 +91,22 @@ def distributed(method: Method, place: Place) -> DistributedDataParallel:
         return DistributedDataParallel(method, device_ids=devices, broadcast_buffers=False, find_unused_parameters=True)
 
 
+def hold_frozen_norms(module: nn.Module) -> None:
+    """Evaluation mode for norm layers whose parameters are all frozen: else their statistics would still move."""
+    for layer in module.modules():
+        own = list(layer.parameters(recurse=False))
+        if isinstance(layer, _NormBase) and own and not any(each.requires_grad for each in own):
+            layer.eval()
+
+
 class Diverged(EowError):
     """An epoch that must not count."""
 
 
 class Training:
     """A method being trained. The method must already be on its device and prepared (`Method.prepare`)."""
+
+    advice = "lower train.lr, or give the chains a trust region (method.trust)"  # against divergence
 
     def __init__(
         self,
@@ -184,7 +195,8 @@ class Training:
         for total in self.totals.values():
             total.zero_()
         self.method.train()
-        rate = 0.0
+        hold_frozen_norms(self.method)
+        rate, index, means = 0.0, -1, {}
         for index, (x, y) in enumerate(source.epoch(epoch)):
             if self.place.world > 1 and index % AGREE_EVERY == 0:
                 self.agree_to_stop()
@@ -201,11 +213,14 @@ class Training:
                 self.step(x, y)
             seen += len(x) * self.place.world
             bar.advance(task)
-            if index % READ_EVERY == READ_EVERY - 1 or index == len(source) - 1:
-                means = self.means(index + 1)
-                self.check(means, epoch, index)
+            if (index + 1) % READ_EVERY == 0:
+                means = self.look(epoch, index)
                 speed = seen / (time.perf_counter() - began)
                 bar.update(task, status=" ".join(f"{k} {v:.3f}" for k, v in means.items()) + f"  {speed:,.0f} images/s")
+        if index < 0:
+            raise EowError(f"the data yields no batches in epoch {epoch + 1}: pass a loader that begins anew each time")
+        if (index + 1) % READ_EVERY:  # a loader may yield fewer batches than its length says
+            means = self.look(epoch, index)
         seconds = time.perf_counter() - began
         return {
             "epoch": epoch,
@@ -238,6 +253,12 @@ class Training:
         self.optimizer.step()
         for name, term in terms.items():
             self.totals.setdefault(name, torch.zeros((), device=term.device)).add_(term.detach())
+
+    def look(self, epoch: int, index: int) -> dict[str, float]:
+        """The means after this step; an epoch that has diverged ends here."""
+        means = self.means(index + 1)
+        self.check(means, epoch, index)
+        return means
 
     def means(self, steps: int) -> dict[str, float]:
         """The loss terms' means since the epoch began, over all ranks: the loop's only look at the device."""
@@ -275,8 +296,7 @@ class Training:
             trouble = trouble or ("another rank diverged" if flag else None)
         if trouble:
             raise Diverged(
-                f"{trouble} in epoch {epoch + 1}, by step {index + 1}: "
-                "look for extreme inputs, lower train.lr, or give the chains a trust region (method.trust)"
+                f"{trouble} in epoch {epoch + 1}, by step {index + 1}: look for extreme inputs, {self.advice}"
             )
 
     def state(self) -> dict[str, Tensor]:

@@ -265,7 +265,8 @@ def test_wine_is_predicted_well_out_of_the_box() -> None:
         ({"n_iter_no_change": 0}, "n_iter_no_change is 0"),
         ({"unknown_rate": 1.0}, "unknown rate of 1.0"),
         ({"unknown_rate": "often"}, "unknown_rate is 'often'"),
-        ({"device": "abacus"}, "abacus"),
+        ({"device": "abacus"}, "^device='abacus'"),
+        ({"learning_rate_init": 1e30}, "look for extreme inputs, or lower learning_rate_init"),
     ],
 )
 def test_a_parameter_that_makes_no_sense_is_named(setting: dict[str, Any], message: str) -> None:
@@ -284,6 +285,8 @@ def test_rows_and_labels_that_make_no_sense_are_refused(fitted: EOWClassifier) -
         small().fit(X * np.array([1.0, 1e200, 1.0, 1.0]), Y)
     with pytest.raises(EowError, match="threshold of 2"):
         fitted.predict_open(X, threshold=2)
+    with pytest.raises(EowError, match="threshold is 'a': give a number"):
+        fitted.predict_open(X, "a")  # type: ignore[arg-type]
 
 
 def test_the_benchmark_tests_no_row_that_defaults_were_chosen_on() -> None:

@@ -231,3 +231,35 @@ def test_numbers_of_arrays_are_numbers(tmp_path: Path) -> None:
     assert (card.unknown_rate, card.threshold) == (0.25, 0.5)
     with pytest.raises(EowError, match="threshold is 'high'"):
         eow.export_model(model, tmp_path / "n.onnx", torch.randn(5, 4), threshold="high")
+
+
+@pytest.mark.parametrize("rate", [None, 0.3])
+@pytest.mark.parametrize("threshold", [None, 0.8])
+def test_a_classifiers_file_takes_raw_rows(tmp_path: Path, rate: float | None, threshold: float | None) -> None:
+    """Run by onnxruntime itself: the scaler and the end at five deviations are in the file."""
+    rows, labels = blobs(300)
+    rows = rows * np.array([1.0, 100.0, 0.01, 1.0], np.float32) + np.array([0.0, 5000.0, 3.0, -7.0], np.float32)
+    classifier = eow.EOWClassifier((16,), max_iter=8, unknown_rate=rate, random_state=0)
+    classifier.fit(rows, np.array(["ant", "bee", "cow"])[labels])
+    far = np.concatenate([rows, rows * 1e6, -rows])
+    eow.export_model(classifier, tmp_path / "c.onnx", far, threshold=threshold)
+    session = onnxruntime.InferenceSession(tmp_path / "c.onnx", providers=["CPUExecutionProvider"])
+    label, _, unknown, probs = session.run(None, {"inputs": far})
+    np.testing.assert_allclose(probs / probs.sum(1, keepdims=True), classifier.predict_proba(far), atol=1e-5)
+    np.testing.assert_allclose(unknown, classifier.predict_unknown(far), atol=1e-5)
+    names = [classifier.classes_[each] if each >= 0 else None for each in label]
+    assert names == classifier.predict_open(far, 0.5 if threshold is None else threshold).tolist()
+    assert None in names
+    card = deployed.load(tmp_path / "c.onnx").card
+    assert (card.classes, card.odds, card.unknown_rate) == (("ant", "bee", "cow"), 0.3, rate)
+
+
+def test_what_a_file_cannot_say_of_a_classifier(tmp_path: Path) -> None:
+    rows, labels = blobs(200)
+    with pytest.raises(EowError, match="the classifier is not fitted"):
+        eow.export_model(eow.EOWClassifier(), tmp_path / "c.onnx", rows)
+    fine = rows.astype(np.float64) + np.array([0.0, 0.0, 1e9, 0.0])
+    classifier = eow.EOWClassifier((8,), max_iter=3, random_state=0).fit(fine, labels)
+    with pytest.raises(EowError, match="float32, which is too coarse for column 2 of X"):
+        eow.export_model(classifier, tmp_path / "c.onnx", fine)
+    assert not list(tmp_path.iterdir())

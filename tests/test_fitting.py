@@ -16,11 +16,12 @@ from eow.errors import EowError
 from eow.fitting import fit
 from eow.methods import fit_temperature_and_bias
 from eow.metrics import auroc
-from eow.models import SplitModel
+from eow.models import SplitModel, frozen_statistics
 from eow.models.surgery import UpgradedModel, upgrade
 from eow.objective import OpenWorldLoss
 from eow.predicting import predict
 from eow.sampling import run_chain
+from eow.seeds import derive
 
 # Chains through somebody else's layers may run under autograd, and say so.
 pytestmark = pytest.mark.filterwarnings("ignore:this tail's gradient is not written out")
@@ -284,6 +285,34 @@ def test_the_first_batch_raises_the_unknown_to_its_balance(trained: nn.Module, d
     assert torch.equal(model.head.bias, bias)
 
 
+@pytest.mark.parametrize("energy", ["paper", "proof", "complement"])
+def test_training_begins_where_the_unknowns_bias_has_no_gradient(
+    energy: str, trained: nn.Module, digits: dict[str, Tensor]
+) -> None:
+    """By autograd, on the negatives that the bias was set by. With the complement there is no such place: its gradient
+    is positive wherever the bias lies."""
+    x, y = digits["x"], digits["y"]
+    model = upgrade(trained)
+    loss = OpenWorldLoss(model, energy=energy, steps=0)
+    method = loss.method(x, y)
+    gradients = []
+    for shift in (0.0, -5.0, 5.0):
+        method.stream.manual_seed(derive("loss", 0, 0))
+        model.zero_grad()
+        with torch.no_grad():
+            model.head.bias[-1] += shift
+        with frozen_statistics(model):
+            loss(x, y).backward()
+        with torch.no_grad():
+            model.head.bias[-1] -= shift
+        gradients.append(float(model.head.bias.grad[-1]))
+    at, below, above = gradients
+    if energy == "complement":
+        assert min(gradients) > 0
+    else:
+        assert below < -1e-4 < -1e-6 < at < 1e-6 < 1e-4 < above
+
+
 def test_the_loss_is_eq_4_by_hand() -> None:
     """With the same chains, run here by the reference, and with outliers at half the weight each."""
     torch.manual_seed(0)
@@ -372,6 +401,12 @@ def test_the_loss_checks_what_it_is_given(call, sentence: str) -> None:
         call(OpenWorldLoss(small_model()), *map(torch.from_numpy, blobs()))
 
 
+def test_the_loss_takes_inputs_in_any_precision() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs())
+    losses = [OpenWorldLoss(small_model(), seed=1)(x.to(kind), y) for kind in (torch.float32, torch.float64)]
+    torch.testing.assert_close(*losses)
+
+
 def test_calibrate_wants_held_out_data_and_held_out_data_wants_to_be_used() -> None:
     model = small_model()
     before = copy.deepcopy(model.state_dict())
@@ -448,8 +483,12 @@ def test_features_beyond_all_numbers_are_a_sentence() -> None:
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     with torch.no_grad():
         plain[0].weight.mul_(1e25)
+    with pytest.raises(EowError, match=r"the model's logits reach .*e\+.*normalise them"):
+        upgrade(plain)
+    with torch.no_grad():
+        plain[0].weight.div_(1e25)
     with pytest.raises(EowError, match=r"the features that the last layer reads have a mean squared norm of .*e\+"):
-        fit(upgrade(plain), (x, y), epochs=1)
+        fit(upgrade(plain), (np.float32(1e25) * x, y), epochs=1)
 
 
 def test_half_precision_says_what_single_says() -> None:
@@ -577,7 +616,7 @@ def test_a_closed_method_answers_and_abstains_by_threshold_alone() -> None:
     [
         (lambda model, x: predict(MLP(), x), "the model is a MLP"),
         (lambda model, x: predict(model, x, threshold=1.5), "threshold of 1.5"),
-        (lambda model, x: predict(model, x, threshold=math.nan), "threshold of nan"),
+        (lambda model, x: predict(model, x, threshold=math.nan), "threshold is nan"),
         (lambda model, x: predict(model, x, unknown_rate=1.0), "unknown rate of 1.0"),
         (lambda model, x: predict(model, x * torch.nan), "NaN"),
         (lambda model, x: predict(model, x[:0]), "nothing to predict"),
@@ -618,3 +657,138 @@ def test_a_vgg_without_batch_norm_can_be_fitted_where_its_features_end() -> None
     torch.manual_seed(0)
     x, y = torch.randn(40, 3, 32, 32), torch.arange(40) % 3
     fit(upgrade(VGG(), "features"), (x, y), epochs=1, batch=20)
+
+
+class Masked(nn.Module):
+    """A text model that leaves padding, 0, out: of padding alone it can make nothing."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.embedding = kind, nn.Embedding(9, 8, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.body: nn.Module = nn.TransformerEncoder(layer, 1) if kind == "transformer" else nn.GRU(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = x != 0
+        if self.kind == "transformer":
+            return self.body(self.embedding(x), src_key_padding_mask=~seen)[:, 0]
+        words = nn.utils.rnn.pack_padded_sequence(self.embedding(x), seen.sum(1), True, enforce_sorted=False)
+        return self.body(words)[1][0]
+
+
+def texts(count: int = 120, length: int = 6) -> tuple[Tensor, Tensor]:
+    """Padded texts and three classes by the first word."""
+    generator = torch.Generator().manual_seed(length)
+    words = torch.randint(1, 9, (count, length), generator=generator)
+    words[:, length // 2 :] *= torch.randint(2, (count, 1), generator=generator)
+    return words, words[:, 0] % 3
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor")
+@pytest.mark.parametrize("kind", ["transformer", "gru"])
+def test_models_that_mask_padding_are_probed_with_real_texts(kind: str) -> None:
+    x, y = texts()
+    model = upgrade((Masked(kind), nn.Linear(8, 3)), example=x)
+    assert predict(fit(model, (x, y), epochs=1), x).probs.shape == (120, 3)
+    assert OpenWorldLoss(upgrade((Masked(kind), nn.Linear(8, 3)), example=x))(x, y).isfinite()
+    assert model.feature_shape((6,)) == (8,)
+    assert not any(isinstance(value, Tensor) for value in vars(model).values())  # nobody's text is kept
+
+
+def test_texts_held_out_may_have_other_lengths() -> None:
+    batches = [texts(40, length) for length in (6, 4, 5)]
+    model = upgrade((Masked("gru"), nn.Linear(8, 3)), example=batches[0][0])
+    fit(model, batches, epochs=1, holdout=batches)
+    with pytest.raises(EowError, match=r"a sample of holdout has \(6, 1\), one of data \(6,\)"):
+        fit(model, batches, epochs=1, holdout=[(x[..., None], y) for x, y in batches[:1]])
+
+
+def test_images_held_out_may_have_other_sizes_where_the_encoder_pools() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    batches = [(torch.randn(40, 1, side, side), torch.arange(40) % 2) for side in (8, 9)]
+    fit(upgrade(network, example=batches[0][0]), batches, epochs=1, holdout=batches)
+    with pytest.raises(EowError, match=r"holdout has \(1, 9, 9\), one of data \(1, 8, 8\)"):
+        fit(upgrade(network, "0", example=batches[0][0]), batches[:1], epochs=1, holdout=batches[1:])
+
+
+def test_frozen_norms_keep_their_statistics() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(300))
+    bodies = [[nn.Linear(width, 8), nn.BatchNorm1d(8), nn.ReLU()] for width in (4, 8)]
+    network = nn.Sequential(*bodies[0], *bodies[1], nn.Linear(8, 3))
+    network[:3].requires_grad_(False)
+    model = upgrade(network)
+    before = copy.deepcopy(model.state_dict())
+    fit(model, (x + 3, y), epochs=2)
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {"encoder.4.running_mean", "encoder.4.running_var", "encoder.4.weight"} <= moved
+    assert not any(name.startswith(("encoder.0", "encoder.1")) for name in moved)
+
+
+class Short(list):
+    """A loader that promises more batches than it has."""
+
+    def __len__(self) -> int:
+        return 100
+
+
+@pytest.mark.parametrize("count", [5, 60])
+def test_a_loader_may_be_shorter_than_it_says(count: int) -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(300))
+    batches = [(x, y)] * count
+    model = small_model()
+    fit(model, Short(batches), epochs=1)
+    assert predict(model, x).probs.isfinite().all()
+    batches[-1] = (x * 1e30, y)  # nothing is wrong before the last batch, which is looked at all the same
+    with pytest.raises(EowError, match=f"by step {count}: look for extreme inputs, lower lr, or give the chains a"):
+        fit(small_model(), Short(batches), epochs=1)
+
+
+class Once:
+    """A loader that is used up after its first passes."""
+
+    def __init__(self, batches: list[tuple[Tensor, Tensor]], passes: int) -> None:
+        self.batches, self.left = batches, passes
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self):
+        self.left -= 1
+        return iter(self.batches if self.left >= 0 else [])
+
+
+def test_a_loader_that_is_used_up_is_told() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(60))
+    with pytest.raises(EowError, match="yields no batches in epoch 2: pass a loader that begins anew"):
+        fit(small_model(), Once([(x, y)], 2), epochs=3)
+
+
+def test_wrapped_models_are_named() -> None:
+    model = small_model()
+    for wrapped, name in ((torch.compile(model), "OptimizedModule"), (nn.DataParallel(model), "DataParallel")):
+        for call in (lambda: fit(wrapped, blobs()), lambda: OpenWorldLoss(wrapped)):  # noqa: B023
+            with pytest.raises(EowError, match=rf"wrapped in a {name}.*model\.encoder\.compile\(\)"):
+                call()
+    with pytest.raises(EowError, match="on the device meta"):
+        fit(small_model().to("meta"), blobs())
+
+
+def ids(x: Tensor) -> UpgradedModel:
+    return upgrade(nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(48, 3)), example=x)
+
+
+def test_what_a_forward_cannot_take_is_a_sentence() -> None:
+    x, y = texts()
+    for wrong in (x + 5, x.float(), x[:, :, None].expand(-1, -1, 2)):
+        with pytest.raises(EowError, match=r"cannot take (an input|inputs) of shape"):
+            fit(ids(x), (wrong, y), epochs=1)
+    with pytest.raises(EowError, match=r"cannot be trained on a batch of shape \(40, 6\) \(index out of range"):
+        fit(ids(x), [(x[:40], y[:40]), (x[40:80] + 5, y[40:80])], epochs=1)
+    floats, labels = (torch.from_numpy(each) for each in blobs(61))
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(EowError, match=r"batch of shape \(1, 4\) .*drop_last=True"):
+        fit(upgrade(network), DataLoader(TensorDataset(floats, labels), 30), epochs=1)
+    with pytest.raises(EowError, match=r"gives \(2, 7, 4\) for inputs of shape \(2, 7, 4\).*x\[None\]"):
+        fit(upgrade(nn.Linear(4, 3)), (torch.randn(60, 7, 4), labels[:60]), epochs=1)
+    with torch.no_grad(), pytest.raises(EowError, match="gradients are switched off"):
+        fit(small_model(), blobs())

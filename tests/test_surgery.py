@@ -120,8 +120,8 @@ def test_other_precisions(name: str, dtype: torch.dtype) -> None:
     model = model.to(dtype)
     x = torch.randn(5, *shape).to(dtype)
     logits = upgrade(model)(x)
-    assert logits.dtype == dtype
-    assert torch.equal(logits[:, :-1], model(x))
+    assert logits.dtype == (torch.float32 if dtype == torch.float16 else dtype)
+    assert torch.equal(logits[:, :-1], model(x).to(logits.dtype))
     assert logits.float().softmax(1)[:, -1].max() < 1e-6
 
 
@@ -309,6 +309,40 @@ def test_classes_and_example_are_checked() -> None:
         upgrade(ResNet(), example=torch.zeros(1, 4, 64, 64))
     with pytest.raises(EowError, match="one row of logits for each input"):
         upgrade(nn.Linear(6, 3), example=torch.zeros(2, 5, 6))
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda logits: logits.float(),
+        lambda logits: logits.contiguous(),
+        lambda logits: logits.squeeze(-1),
+        lambda logits: torch.squeeze(logits, 1).float(),
+    ],
+)
+def test_logits_may_be_cast_and_squeezed(then) -> None:
+    model, x = Ends(then=then).double(), torch.randn(5, 6, dtype=torch.float64)
+    upgraded = upgrade(model)
+    for rows in (x, x[:1]):
+        logits = upgraded(rows)
+        assert torch.equal(logits[:, :-1], model(rows))
+        assert logits.shape == (len(rows), 4)
+
+
+def test_a_squeeze_of_no_axis_in_particular_is_refused() -> None:
+    with pytest.raises(EowError, match="not end in its last linear layer but in squeeze"):
+        upgrade(Ends(then=lambda logits: logits.squeeze()))
+
+
+def test_wrappers_are_taken_off() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    x = torch.randn(5, 6)
+    for wrapped in (torch.compile(model), nn.DataParallel(model), torch.compile(nn.DataParallel(model))):
+        assert torch.equal(upgrade(wrapped)(x)[:, :-1], model(x))  # type: ignore[arg-type]
+    with pytest.raises(EowError, match=r"one of torch\.jit.*pass the one it was made of"):
+        upgrade(torch.jit.trace(model, x))
+    with pytest.raises(EowError, match="lies on the device meta"):
+        upgrade(copy.deepcopy(model).to("meta"))
 
 
 def test_an_example_gives_a_shape_that_cannot_be_guessed() -> None:

@@ -154,9 +154,9 @@ def open_prediction(logits: Tensor) -> Prediction:
 
 def label_or_unknown(said: Prediction, threshold: float | None) -> Tensor:
     """The labels, with -1 for "unknown": below the threshold or, where there is none, where unknown is more probable
-    than every class. A threshold of 0 always answers."""
+    than every class. A threshold of 0 always answers. Where the confidence is NaN there is no answer either."""
     if threshold is None:
-        return torch.where(said.unknown > said.confidence, -1, said.label)
+        return torch.where(said.confidence >= said.unknown, said.label, -1)
     # In float64: rounded to float32, the threshold could fall to the other side.
     return torch.where(said.confidence.double() >= threshold, said.label, -1)
 

@@ -109,6 +109,10 @@ class OpenLinear(nn.Linear):
     one, there are always directions in which the unknown falls without end, and a chain has no lowest energy to go to.
     It begins with v = 0, as the linear layer it is made from, and v is not trained while `curved` is False: without
     negatives cross-entropy alone would bend the unknown away from the data for ever.
+
+    float16 holds no squares: in it, and under its autocast, the K logits are computed as ever, the unknown and what is
+    returned are float32; bfloat16 reaches as far as float32. All logits read the features cut off at `FARTHEST`: if the
+    square alone stopped there, the K would overtake it.
     """
 
     curved = True
@@ -120,22 +124,46 @@ class OpenLinear(nn.Linear):
         self.square = nn.Parameter(torch.zeros_like(linear.weight[0]))
 
     def forward(self, input: Tensor) -> Tensor:
+        if computed_in(input) != torch.float16:
+            within = self.within(input)
+            known, unknown = self.lines(within)
+            return torch.cat([known, unknown + self.rise(within)], -1)
+        most, within = torch.finfo(torch.float16).max, self.within(input.float())
+        known = self.lines(within.clamp(-most, most).to(input.dtype))[0].float().clamp(-most, most)
+        with torch.autocast(input.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias[-1:].float()
+            unknown = nn.functional.linear(within, self.weight[-1:].float(), bias) + self.rise(within)
+        return torch.cat([known, unknown], -1)
+
+    def lines(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """The K logits, and what of the unknown is linear."""
         logits = nn.functional.linear(input, self.weight, self.bias)
-        return torch.cat([logits[..., :-1], logits[..., -1:] + self.rise(input)], -1)
+        return logits[..., :-1], logits[..., -1:]
 
     def curvature(self) -> Tensor:
         """v, for each feature as it comes in."""
         return self.square
 
+    def within(self, input: Tensor) -> Tensor:
+        """The features, none farther out than `FARTHEST` in the units that v is for."""
+        return input.clamp(-FARTHEST, FARTHEST)
+
     def measured(self, input: Tensor) -> Tensor:
         """The features in the units that v is for."""
         return input
 
-    def rise(self, input: Tensor) -> Tensor:
+    def rise(self, within: Tensor) -> Tensor:
         """v·z², of shape (..., 1)."""
-        farthest = min(FARTHEST, torch.finfo(input.dtype).max ** 0.5 / 2)  # half precision ends much earlier
-        within = self.measured(input).clamp(-farthest, farthest)
-        return nn.functional.linear(within * within, (self.square if self.curved else self.square.detach())[None])
+        z, square = self.measured(within), self.square if self.curved else self.square.detach()
+        return nn.functional.linear(z * z, square[None].to(z.dtype))
+
+
+def computed_in(input: Tensor) -> torch.dtype:
+    """The precision in which a linear layer computes here."""
+    device = input.device.type
+    if input.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return input.dtype
+    return torch.get_autocast_dtype(device)
 
 
 def check_image(model: str, in_shape: Sequence[int], smallest: int) -> None:

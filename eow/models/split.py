@@ -23,6 +23,8 @@ class SplitModel(nn.Module):
     `recut` after that.
     """
 
+    _shown: Tensor | None = None
+
     def __init__(self, encoder: nn.Module, tail: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
@@ -84,26 +86,58 @@ class SplitModel(nn.Module):
     def feature_shape(self, in_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of one latent at the cut, without the batch, for one input of shape `in_shape`.
 
-        Found by a dry run on one input of zeros, which leaves running statistics, modes and random generators alone.
+        Found by a dry run, which leaves running statistics, modes and random generators alone: on one input of zeros,
+        or inside `shown` on a real one.
         """
         tensors = [*self.encoder.parameters(), *self.encoder.buffers()]
         device = tensors[0].device if tensors else torch.device("cpu")
         dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
         generators = [device] if device.type == "cuda" else []
+        x = self.blank(in_shape, dtype)
+        if self._shown is not None and self._shown.shape[1:] == x.shape[1:]:
+            x = self._shown.clone()
         with frozen_statistics(self.encoder), torch.no_grad(), torch.random.fork_rng(generators):
             try:
-                latent = self.encoder(torch.zeros(1, *in_shape, device=device, dtype=dtype))
-            except RuntimeError as error:
+                latent = self.encoder(x.to(device))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever somebody else's forward raises
                 raise EowError(
                     f"the encoder cannot take an input of shape {tuple(in_shape)}: give that of one input, without the "
-                    f"batch ({error})"
+                    f"batch ({str(error) or type(error).__name__})"
                 ) from error
         if not isinstance(latent, Tensor):
             raise EowError(f"the encoder returns a {type(latent).__name__}: cut the model where a single tensor passes")
         return tuple(latent.shape[1:])
 
+    def blank(self, in_shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An input for a dry run where there is no real one."""
+        return torch.zeros(1, *in_shape, dtype=dtype)
+
+    @contextmanager
+    def shown(self, x: Tensor) -> Iterator[None]:
+        """Inside the block dry runs take the first row of x: a model that masks padding takes no row of zeros. It is
+        not kept: a model that is saved holds nobody's data."""
+        self._shown = x[:1].detach()
+        try:
+            yield
+        finally:
+            self._shown = None
+
     def _stages(self) -> OrderedDict[str, nn.Module]:
         return OrderedDict([*self.encoder.named_children(), *self.tail.named_children()])
+
+
+def unwrapped(model: object) -> object:
+    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's: it computes the same."""
+    while isinstance(model, nn.Module):
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            break
+        model = inner
+    return model
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from torch import Tensor, fx, nn
 
 from eow.errors import EowError
 from eow.models.cutting import PENULTIMATE, Recorder, Seen, one_name_each, possible_cuts, split
+from eow.models.layers import FARTHEST
 from eow.models.probing import SMALL, described, evaluated, probe
-from eow.models.split import SplitModel, frozen_statistics
+from eow.models.split import SplitModel, frozen_statistics, unwrapped
 from eow.models.tracing import PAIR, trace
 from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, widened
 
@@ -59,11 +60,10 @@ class UpgradedModel(SplitModel):
     def recut(self, cut: str) -> "SplitModel":
         raise EowError(f"an upgraded model keeps its cut: upgrade the original again with cut={cut!r}")
 
-    def feature_shape(self, in_shape: Sequence[int]) -> tuple[int, ...]:
+    def blank(self, in_shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if not self.integers:
-            return super().feature_shape(in_shape)
-        device = next((tensor.device for tensor in self.parameters()), torch.device("cpu"))
-        return tuple(evaluated(self.encoder, torch.zeros(1, *in_shape, dtype=torch.long, device=device)).shape[1:])
+            return super().blank(in_shape, dtype)
+        return torch.ones(1, *in_shape, dtype=torch.long)  # 0 is often padding, and a row of it is none
 
     def extra_repr(self) -> str:
         return f"cut={self.cut!r}, classes={self.classes}"
@@ -127,6 +127,9 @@ def upgrade(
 
 def given(model: Any) -> nn.Module:
     """What is to be upgraded: a plain model, or a SplitModel of the pair."""
+    model = unwrapped(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise EowError("the model is one of torch.jit, whose layers cannot be taken apart: pass the one it was made of")
     if isinstance(model, UpgradedModel) or (isinstance(model, nn.Module) and has_widened(model)):
         raise EowError("the model has an unknown logit already: train it with eow.fit")
     if isinstance(model, tuple | list):
@@ -137,6 +140,8 @@ def given(model: Any) -> nn.Module:
         raise EowError(f"the model is a {type(model).__name__}: pass an nn.Module or a pair (encoder, tail) of them")
     if any(isinstance(each, nn.parameter.UninitializedParameter) for each in model.parameters()):
         raise EowError("the model has lazy layers that have seen no input yet: call model(x) once before upgrading")
+    if any(each.is_meta for each in model.parameters()):
+        raise EowError("the model lies on the device meta, where it has no weights: load them before upgrading")
     return model
 
 
@@ -209,6 +214,8 @@ def compare(old: Tensor, model: UpgradedModel, x: Tensor) -> None:
     same = new.shape == (*old.shape[:-1], old.shape[-1] + 1) and torch.allclose(
         new[:, :-1].float(), old.float(), rtol=0, atol=TOLERANCE.get(old.dtype, 1e-5) * float(scale), equal_nan=True
     )
+    if not same and scale > FARTHEST:
+        raise EowError(f"the model's logits reach {float(scale):.2g}, no features may be as large: normalise them")
     if not same:
         raise EowError(
             "cut in two, the model says something else than before: its forward must depend on nothing but its input, "

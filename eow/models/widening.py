@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from eow.errors import EowError
-from eow.models.layers import OpenLinear, check_choice
+from eow.models.layers import FARTHEST, OpenLinear, check_choice
 from eow.models.tracing import HOOKS, PAIR, Traced
 
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
@@ -51,12 +51,15 @@ class WidenedOpenLinear(OpenLinear):
     def curvature(self) -> Tensor:
         return self.square * self.unit**2
 
+    def within(self, input: Tensor) -> Tensor:
+        farthest = FARTHEST / self.unit.to(input.dtype)
+        return input.clamp(-farthest, farthest)
+
     def measured(self, input: Tensor) -> Tensor:
         return input * self.unit.to(input.dtype)
 
-    def forward(self, input: Tensor) -> Tensor:
-        known = F.linear(input, self.weight[:-1], self.bias[:-1])
-        return torch.cat([known, F.linear(input, self.weight[-1:], self.bias[-1:]) + self.rise(input)], -1)
+    def lines(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(input, self.weight[:-1], self.bias[:-1]), F.linear(input, self.weight[-1:], self.bias[-1:])
 
     def measure(self, squares: float) -> None:
         """Take the units from the mean squared norm of the features. What v·z² is stays as it is."""
@@ -106,6 +109,13 @@ def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) ->
     return head
 
 
+def keeps_logits(node: fx.Node) -> bool:
+    """Whether the node gives the logits as they are, or in another precision or shape: K or K+1 of them, the same way.
+    A squeeze that names no axis would also drop a batch of one."""
+    squeezes = node.target in ("squeeze", torch.squeeze) and len(node.args) + len(node.kwargs) > 1
+    return squeezes or (node.op == "call_method" and node.target in ("contiguous", "float"))
+
+
 def find_head(traced: Traced, model: str) -> fx.Node:
     """The linear layer that makes the logits, or an error that says what stands in its place."""
     node = list(traced.graph.nodes)[-1].args[0]
@@ -113,7 +123,7 @@ def find_head(traced: Traced, model: str) -> fx.Node:
         kind = type(node).__name__.removeprefix("immutable_")
         raise EowError(f"the model returns a {kind}: make its forward return the logits alone, {PAIR}")
     module = traced.parts.get(str(node.target)) if node.op == "call_module" else None
-    while isinstance(module, nn.Identity | nn.Dropout) or (node.op == "call_method" and node.target == "contiguous"):
+    while isinstance(module, nn.Identity | nn.Dropout) or keeps_logits(node):
         node = node.all_input_nodes[0]
         module = traced.parts.get(str(node.target)) if node.op == "call_module" else None
     if isinstance(module, nn.Linear):
