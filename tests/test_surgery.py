@@ -334,6 +334,7 @@ def test_a_squeeze_of_no_axis_in_particular_is_refused() -> None:
         upgrade(Ends(then=lambda logits: logits.squeeze()))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_wrappers_are_taken_off() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     x = torch.randn(5, 6)

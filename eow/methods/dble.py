@@ -55,17 +55,6 @@ class DBLEOptions(NoOptions):
     draws: int = 10  # for the confidence of a prediction
 
 
-def take_head_out(model: SplitModel) -> int:
-    """Put nothing where the tail's last linear layer is: the model gives its features. Returns how many they are."""
-    head = model.head
-    (path,) = [name for name, module in model.tail.named_modules() if module is head]
-    if path:
-        model.tail.set_submodule(path, nn.Identity())
-    else:
-        model.tail = nn.Identity()
-    return head.in_features
-
-
 def distances(features: Tensor, centres: Tensor) -> Tensor:
     """(N, D) and (K, D) -> (N, K), from differences: |h|² - 2hc + |c|² would leave rounding errors near a centre."""
     return torch.cdist(features, centres, compute_mode="donot_use_mm_for_euclid_dist")
@@ -90,7 +79,8 @@ class DBLE(Method):
             raise EowError(f"method.classes is {options.classes}: a task needs at least 2 classes to tell apart")
         if not 0 <= options.dropout < 1:
             raise EowError(f"method.dropout is {options.dropout}: give a rate from 0 up to, but not including, 1")
-        width = take_head_out(model)
+        width = model.head.in_features
+        model.replace_head(nn.Identity())  # the model gives its features
         self.log_variance = nn.Sequential(
             nn.Dropout(options.dropout), nn.Linear(width, options.width), nn.ReLU(),
             nn.Dropout(options.dropout), nn.Linear(options.width, width),

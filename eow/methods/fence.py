@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
+from eow.models.layers import FARTHEST
 
 SLOPE = 10.0  # at twice the distance of the fence the odds of "unknown" are e^10 times as high
 INSIDE = 0.99  # the share of the second half that lies inside
 NARROWEST = 0.01  # no direction counts as narrower than this share of the typical deviation
-FARTHEST = 1e15  # what is farther is as far as that: its square is still a number in float32
 HIGHEST = 1e4  # the most that a logit is raised
 
 

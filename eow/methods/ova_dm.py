@@ -63,17 +63,6 @@ class Distances(nn.Module):
             return -(exact.square() + SMALLEST).sqrt()
 
 
-def replace_head(model: SplitModel, classes: int, scale: float) -> None:
-    """Put Distances where the tail's last linear layer is; every cut stays where it was."""
-    head = model.head
-    distances = Distances(head.in_features, classes, scale).to(head.weight.device)
-    (path,) = [name for name, module in model.tail.named_modules() if module is head]
-    if path:
-        model.tail.set_submodule(path, distances)
-    else:
-        model.tail = distances
-
-
 def log_p(z: Tensor) -> tuple[Tensor, Tensor]:
     """log p and log(1 - p) of p = 2 sigmoid(z), z < 0."""
     return math.log(2) - softplus(-z), torch.log(-torch.expm1(z)) - softplus(z)
@@ -93,7 +82,8 @@ class OvADM(Method):
         super().__init__(model, options, classes, in_shape, seed)
         if options.centre_scale <= 0:
             raise EowError(f"method.centre_scale is {options.centre_scale}: it must be above 0")
-        replace_head(model, classes, options.centre_scale)
+        head = model.head
+        model.replace_head(Distances(head.in_features, classes, options.centre_scale).to(head.weight.device))
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         z = self.model(x)

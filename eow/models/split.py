@@ -71,6 +71,15 @@ class SplitModel(nn.Module):
             raise EowError("the tail has no nn.Linear to serve as head: cut the model before its last linear layer")
         return linears[-1]
 
+    def replace_head(self, module: nn.Module) -> None:
+        """Put a module where the head is; every cut stays where it was."""
+        head = self.head
+        (path,) = [name for name, each in self.tail.named_modules() if each is head]
+        if path:
+            self.tail.set_submodule(path, module)
+        else:
+            self.tail = module
+
     def recut(self, cut: str) -> "SplitModel":
         """The same modules, parameters shared, cut elsewhere."""
         if self._cut is None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eow.models.layers import OpenLinear
+from eow.models.layers import OpenLinear, slope_of
 from eow.sampling import kernels
 
 Norm = nn.BatchNorm1d | nn.BatchNorm2d
@@ -36,11 +36,9 @@ class Piece:
         raise NotImplementedError
 
 
-def slope_of(activation: nn.Module | None) -> float | None:
-    """The slope below zero: 0 for ReLU; None where there is no activation."""
-    if activation is None:
-        return None
-    return activation.negative_slope if isinstance(activation, nn.LeakyReLU) else 0.0
+def slope_below(activation: nn.Module | None) -> float | None:
+    """The slope below zero; None where there is no activation."""
+    return None if activation is None else slope_of(activation)
 
 
 def activate(x: Tensor, slope: float | None) -> Tensor:
@@ -74,7 +72,7 @@ class Layer(Piece):
     def __init__(
         self, layer: nn.Linear | nn.Conv2d, norm: Norm | None = None, activation: nn.Module | None = None
     ) -> None:
-        self.layer, self.norm, self.slope = layer, norm, slope_of(activation)
+        self.layer, self.norm, self.slope = layer, norm, slope_below(activation)
         self.convolution = isinstance(layer, nn.Conv2d)
         self.pointwise = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.stride == (1, 1)
         self.padding = 0
@@ -196,7 +194,7 @@ class Rescale(Piece):
     """A batch norm that follows no convolution, and an activation: the entry of a pre-activation block."""
 
     def __init__(self, norm: Norm | None, activation: nn.Module | None) -> None:
-        self.norm, self.slope = norm, slope_of(activation)
+        self.norm, self.slope = norm, slope_below(activation)
 
     def read(self, dtype: torch.dtype) -> None:
         if self.norm is not None:
@@ -284,7 +282,7 @@ class Residual(Piece):
     """ResNet's block: activation(branch(x) + shortcut(x))."""
 
     def __init__(self, branch: list[Piece], shortcut: list[Piece], activation: nn.Module) -> None:
-        self.branch, self.shortcut, self.slope = Chained(branch), Chained(shortcut), slope_of(activation)
+        self.branch, self.shortcut, self.slope = Chained(branch), Chained(shortcut), slope_below(activation)
 
     def read(self, dtype: torch.dtype) -> None:
         self.branch.read(dtype)
