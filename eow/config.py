@@ -22,6 +22,7 @@ Table = dict[str, Any]
 SECTIONS = ("data", "model", "method", "train")
 LARGEST = 10_000_000  # of a batch and of whatever a method counts: beyond, a slip of the hand and no memory
 WIDEST = 1_000_000  # a hidden layer
+STEEPEST = 1e30  # a rate, or a decay: float32 ends at 3e38
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class ModelConfig:
     stem: Literal["auto", "32", "64"] = "auto"
     input_noise: float = 0.0  # Gaussian noise on the input, at training and at prediction
     stage_noise: float = 0.0  # the same after stage 1
-    unknown: Literal["linear", "quadratic"] = "linear"  # the unknown logit as a function of the last features
+    # The unknown logit as a function of the last features; convex: quadratic, and never falling far out.
+    unknown: Literal["linear", "quadratic", "convex"] = "linear"
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ def merge(*layers: Table) -> Table:
     """Tables laid over one another, the later winning, section by section."""
     merged: Table = {}
     for layer in layers:
+        check_table(layer)
         for section, value in layer.items():
             if isinstance(value, dict) and isinstance(merged.get(section, {}), dict):
                 merged[section] = {**merged.get(section, {}), **value}
@@ -204,9 +207,13 @@ def resolve(*layers: Table) -> RunConfig:
     return from_table(merge(recipe(wishes), wishes))
 
 
-def check_sections(table: Any) -> None:
+def check_table(table: Any) -> None:
     if not isinstance(table, dict):
         raise EowError(f"the settings are {table!r}: they are a table with the sections {', '.join(SECTIONS)}")
+
+
+def check_sections(table: Any) -> None:
+    check_table(table)
     for section in SECTIONS:
         if not isinstance(table.get(section, {}), dict):
             raise EowError(
@@ -257,6 +264,9 @@ def check_training(train: TrainConfig, seed: int, section: str = "train") -> Non
     for key in ("lr", "gamma"):
         if getattr(train, key) <= 0:
             raise EowError(f"{section}.{key} is {getattr(train, key)}: it must be above 0")
+    check_range(f"{section}.gamma", train.gamma, 0, 1)
+    for key in ("lr", "weight_decay"):
+        check_range(f"{section}.{key}", getattr(train, key), 0, STEEPEST)
     if train.momentum >= 1:
         raise EowError(f"{section}.momentum is {train.momentum}: it must be below 1")
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", train.device):
@@ -265,10 +275,13 @@ def check_training(train: TrainConfig, seed: int, section: str = "train") -> Non
 
 def check(config: RunConfig) -> None:
     """What types alone cannot say."""
+    from eow.data import check_name
     from eow.methods import method_named
 
     train, data, method = config.train, config.data, method_named(config.method.name)
     check_training(train, config.seed)
+    for name in (data.name, *data.outliers):
+        check_name(name)
     for key in ("holdout", "certify", "limit"):
         if isinstance(value := getattr(data, key), str):
             if value != "auto":

@@ -30,6 +30,7 @@ NETS = [
     ("wrn28_10", (3, 8, 8), {"norm": "none", "activation": "leaky_relu"}),
     ("mlp", (20,), {"unknown": "quadratic", "dropout": 0.2}),
     ("resnet18", (3, 16, 16), {"unknown": "quadratic"}),
+    ("mlp", (20,), {"unknown": "convex"}),
 ]
 SETTINGS = {"steps": 4, "step": 0.5, "noise": 0.05}
 

@@ -360,6 +360,30 @@ def test_a_quadratic_unknown_is_a_number_wherever_the_features_are() -> None:
     assert (said.argmax(1) == 3).all()
 
 
+def test_a_convex_unknown_rises_far_out_whatever_its_parameter_was_stepped_to() -> None:
+    model = build("mlp", 3, (5,), unknown="convex")
+    head = model.head
+    assert isinstance(head, OpenLinear)
+    nn.init.normal_(head.square)
+    bent = head.square.detach().clone()
+    free = OpenLinear(nn.Linear(head.in_features, 3))
+    free.load_state_dict(head.state_dict())
+    z = torch.randn(20, head.in_features)
+    with torch.no_grad():
+        free.square.clamp_(min=0)
+    torch.testing.assert_close(head(z), free(z))
+    torch.testing.assert_close(head.curvature(), bent.clamp(min=0))
+    assert (head(1e6 * torch.sign(z)).argmax(1) == 2).all()
+    head(z).sum().backward()
+    assert head.square.grad is not None
+    assert (head.square.grad[bent < 0] == 0).all()
+    head.project()
+    assert torch.equal(head.square, bent.clamp(min=0))
+    free.square.data.copy_(bent)
+    free.project()  # not convex: nothing to bring back
+    assert torch.equal(free.square, bent)
+
+
 def test_an_unknown_that_is_not_bent_now_keeps_the_bend_it_has() -> None:
     """`curved` is about what is trained, not about what is said."""
     torch.manual_seed(0)

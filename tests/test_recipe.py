@@ -36,7 +36,7 @@ DATA = {"name": "digits", "holdout": 0.3}
 HIDDEN = {"hidden": [16, 16]}
 
 
-@pytest.mark.parametrize(("cut", "unknown"), [("penultimate", "linear"), ("stage1", "quadratic")])
+@pytest.mark.parametrize(("cut", "unknown"), [("penultimate", "linear"), ("stage1", "quadratic"), ("stage1", "convex")])
 def test_a_branch_is_the_whole_run(cut: str, unknown: str) -> None:
     place = Place(torch.device("cpu"))
     common = {"data": DATA, "train": {"epochs": 3}}
@@ -48,7 +48,7 @@ def test_a_branch_is_the_whole_run(cut: str, unknown: str) -> None:
     after, lines = list(branch(parted, start)), list(whole.epochs())
     assert [line["ce"] for line in (*start.lines, *after)] == pytest.approx([line["ce"] for line in lines])
     same_state(parted, whole)
-    assert any(name.endswith("square") for name in parted.state()) == (unknown == "quadratic")
+    assert any(name.endswith("square") for name in parted.state()) == (unknown != "linear")
 
 
 def same_state(found: Training, expected: Training) -> None:

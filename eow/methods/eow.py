@@ -170,6 +170,7 @@ class EOW(Method):
         return self.active
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        self.project()
         z = self.model.encoder(x)
         # Chains start before the tail sees z: a tail may begin with an operation in place.
         negatives = self.draw_negatives(z, y) if self.active else None
@@ -179,6 +180,10 @@ class EOW(Method):
                 logits = self.model.tail(negatives).float()
             terms["energy"] = self.options.lam * NEGATIVE_LOSSES[self.options.energy](logits).mean()
         return terms
+
+    def project(self) -> None:
+        if isinstance(self.model.head, OpenLinear):
+            self.model.head.project()
 
     def draw_negatives(self, z: Tensor, y: Tensor) -> Tensor:
         """The ends of chains in the latent space: constants, or with encoder="joint" constant moves away from their
@@ -225,6 +230,7 @@ class EOW(Method):
             self.model.head.bias[-1] += bias
 
     def finish(self, train: Any, holdout: Any) -> None:
+        self.project()  # after the last step
         if self.options.calibrate == "holdout":
             self.fit_to(holdout)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from eow.errors import EowError
-from eow.models.layers import GaussianNoise, OpenLinear, Stages, check_choice
+from eow.models.layers import UNKNOWNS, GaussianNoise, OpenLinear, Stages, check_choice
 from eow.models.mlp import mlp
 from eow.models.resnet import resnet
 from eow.models.split import SplitModel, frozen_statistics
@@ -52,7 +52,7 @@ def build(
     stem         "32" (stride 1) or "64" (stride 2), for ResNets; "auto": by the image's shorter side
     input_noise  standard deviation of the noise added to the input, in training and evaluation
     stage_noise  the same after stage 1
-    unknown      the last logit in the last features: "linear" or "quadratic" (layers.OpenLinear)
+    unknown      the last logit in the last features: "linear", "quadratic" or "convex" (layers.OpenLinear)
     """
     if name not in MODELS:
         raise EowError(f"there is no model {name!r}: choose one of {', '.join(MODELS)}")
@@ -66,19 +66,19 @@ def build(
             raise EowError(f"{name} has no use for {option!r}: leave it out")
     stages = builder(outputs, in_shape, activation=activation, dropout=dropout, **options)
     _add_noise(name, stages, input_noise, stage_noise)
-    check_choice("unknown logit", unknown, ("linear", "quadratic"))
-    if unknown == "quadratic":
-        _open_head(stages)
+    check_choice("unknown logit", unknown, UNKNOWNS)
+    if unknown != "linear":
+        _open_head(stages, unknown == "convex")
     return SplitModel.from_stages(stages, cut)
 
 
-def _open_head(stages: Stages) -> None:
+def _open_head(stages: Stages, convex: bool) -> None:
     """The head with its last logit quadratic, from the same weights."""
     head = stages["head"]
     if isinstance(head, nn.Linear):
-        stages["head"] = OpenLinear(head)
+        stages["head"] = OpenLinear(head, convex=convex)
     else:  # a dropout stands before it
-        head.linear = OpenLinear(head.linear)  # type: ignore[arg-type]
+        head.linear = OpenLinear(head.linear, convex=convex)  # type: ignore[arg-type]
 
 
 def _add_noise(name: str, stages: Stages, input_noise: float, stage_noise: float) -> None:

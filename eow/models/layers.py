@@ -15,6 +15,7 @@ Stages: TypeAlias = OrderedDict[str, nn.Module]
 # The slope below zero, which He initialisation needs as well. 0.2 is what the EOW release uses.
 SLOPES = {"relu": 0.0, "leaky_relu": 0.2}
 NORMS = ("batch", "none")
+UNKNOWNS = ("linear", "quadratic", "convex")  # the unknown logit as a function of the last features
 STEM_STRIDES = {"32": 1, "64": 2}
 FARTHEST = 1e15  # a feature farther out counts as that far: its square is still a number in float32
 
@@ -110,6 +111,9 @@ class OpenLinear(nn.Linear):
     It begins with v = 0, as the linear layer it is made from, and v is not trained while `curved` is False: without
     negatives cross-entropy alone would bend the unknown away from the data for ever.
 
+    A `convex` one has no v below 0: training may step there, and `project` brings it back before the next step. Unknown
+    samples that spread wider than the known ones ask for no other v, and what is far enough out then stays unknown.
+
     float16 holds no squares: in it, and under its autocast, the K logits are computed as ever, the unknown and what is
     returned are float32; bfloat16 reaches as far as float32. All logits read the features cut off at `FARTHEST`: if the
     square alone stopped there, the K would overtake it.
@@ -117,8 +121,9 @@ class OpenLinear(nn.Linear):
 
     curved = True
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, *, convex: bool = False) -> None:
         nn.Module.__init__(self)
+        self.convex = convex
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.square = nn.Parameter(torch.zeros_like(linear.weight[0]))
@@ -140,9 +145,19 @@ class OpenLinear(nn.Linear):
         logits = nn.functional.linear(input, self.weight, self.bias)
         return logits[..., :-1], logits[..., -1:]
 
+    @torch.no_grad()
+    def project(self) -> None:
+        """Between steps: what of v may not be negative becomes 0."""
+        if self.convex:
+            self.square.clamp_(min=0)
+
     def curvature(self) -> Tensor:
         """v, for each feature as it comes in."""
-        return self.square
+        return self.coefficients()
+
+    def coefficients(self) -> Tensor:
+        """v, in its own units."""
+        return self.square.clamp(min=0) if self.convex else self.square
 
     def within(self, input: Tensor) -> Tensor:
         """The features, none farther out than `FARTHEST` in the units that v is for."""
@@ -154,7 +169,8 @@ class OpenLinear(nn.Linear):
 
     def rise(self, within: Tensor) -> Tensor:
         """v·z², of shape (..., 1)."""
-        z, square = self.measured(within), self.square if self.curved else self.square.detach()
+        z, square = self.measured(within), self.coefficients()
+        square = square if self.curved else square.detach()
         return nn.functional.linear(z * z, square[None].to(z.dtype))
 
 

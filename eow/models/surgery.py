@@ -85,10 +85,10 @@ def upgrade(
     where the chains are to run: a module by its path ("layer3", "features"), "input", or by default "penultimate", the
     input of the last linear layer; the result's `cuts` lists all. `classes` is checked against that layer. `example` is
     a batch of inputs; without one the shape is guessed from the first layer. `unknown` is "quadratic" in what the last
-    layer reads, so that it can rise in every direction away from the data, or "linear", as in the paper. The widened
-    layer is trained, frozen or not before. With `copy=False` the weights of all layers but the last are shared with the
-    model given, so that training trains both (and the tail of a pair is used itself: its last layer becomes the wider
-    one).
+    layer reads, so that it can rise in every direction away from the data, "convex", so that it never falls far out, or
+    "linear", as in the paper. The widened layer is trained, frozen or not before. With `copy=False` the weights of all
+    layers but the last are shared with the model given, so that training trains both (and the tail of a pair is used
+    itself: its last layer becomes the wider one).
     """
     whole = given(model)
     if copy:

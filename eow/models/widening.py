@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from eow.errors import EowError
-from eow.models.layers import FARTHEST, OpenLinear, check_choice
+from eow.models.layers import FARTHEST, UNKNOWNS, OpenLinear, check_choice
 from eow.models.tracing import HOOKS, PAIR, Traced
 
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
@@ -43,13 +43,13 @@ class WidenedOpenLinear(OpenLinear):
 
     unit: Tensor
 
-    def __init__(self, old: nn.Linear) -> None:
-        super().__init__(WidenedLinear(old))
+    def __init__(self, old: nn.Linear, *, convex: bool = False) -> None:
+        super().__init__(WidenedLinear(old), convex=convex)
         self.register_buffer("unit", torch.ones((), dtype=old.weight.dtype, device=old.weight.device))
         self.training = old.training
 
     def curvature(self) -> Tensor:
-        return self.square * self.unit**2
+        return self.coefficients() * self.unit**2
 
     def within(self, input: Tensor) -> Tensor:
         farthest = FARTHEST / self.unit.to(input.dtype)
@@ -75,9 +75,9 @@ class WidenedOpenLinear(OpenLinear):
 
 
 def widened(old: nn.Linear, unknown: str) -> nn.Linear:
-    """The layer with an unknown that is linear or quadratic in its input."""
-    check_choice("unknown", unknown, ("linear", "quadratic"))
-    return WidenedLinear(old) if unknown == "linear" else WidenedOpenLinear(old)
+    """The layer with an unknown that is linear, quadratic or convex in its input."""
+    check_choice("unknown", unknown, UNKNOWNS)
+    return WidenedLinear(old) if unknown == "linear" else WidenedOpenLinear(old, convex=unknown == "convex")
 
 
 def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) -> nn.Linear:

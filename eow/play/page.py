@@ -137,7 +137,7 @@ def layers_of(run: Run) -> list[dict[str, str]]:
     linear = [module for module in run.method.model.modules() if isinstance(module, nn.Linear)]
     parts = [{"weight": layer.weight, "bias": layer.bias} for layer in linear]
     if isinstance(linear[-1], OpenLinear):
-        parts[-1]["square"] = linear[-1].square
+        parts[-1]["square"] = linear[-1].coefficients()
     return [{name: encode(value.detach().numpy()) for name, value in part.items()} for part in parts]
 
 
