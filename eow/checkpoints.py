@@ -1,6 +1,7 @@
 """Checkpoints of a training: everything that is needed to go on as if nothing had happened, renamed into place."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ def restore(training: Training, folder: Path, place: Place, data_hash: str) -> i
     """The epoch of the last checkpoint, whose state the training now has."""
     state, header = storage.read_tensors(folder / "checkpoint.safetensors")
     try:
-        epoch, training.rollbacks = int(header["epoch"]), int(header["rollbacks"])
+        epoch, rollbacks = counts_in(header, training)
         if header["data"] != data_hash:
             raise EowError(f"the training data is not that of the checkpoint in {folder}: bring it back, or start anew")
         if header["world"] != place.world:
@@ -37,6 +38,7 @@ def restore(training: Training, folder: Path, place: Place, data_hash: str) -> i
         if place.rank:
             state, _ = storage.read_tensors(rank_file(folder, place.rank, epoch))
         training.restore(state)
+        training.rollbacks = rollbacks
     except EowError:
         raise
     except (KeyError, TypeError, RuntimeError, ValueError, OverflowError) as error:
@@ -44,6 +46,16 @@ def restore(training: Training, folder: Path, place: Place, data_hash: str) -> i
             f"the checkpoint in {folder} does not fit this model ({error}): start again in another folder"
         ) from None
     return epoch
+
+
+def counts_in(header: dict[str, Any], training: Training) -> tuple[int, int]:
+    """The epoch and how many were undone, which this training must be able to reach."""
+    settings = training.settings
+    total = settings.epochs + (settings.holdout_epochs if training.holdout is not None else 0)
+    for key, least, most in (("epoch", 0, total - 1), ("rollbacks", 0, settings.rollbacks)):
+        if type(header[key]) is not int or not least <= header[key] <= most:
+            raise ValueError(f"its {key} is {header[key]!r:.40} and not from {least} to {most}")
+    return header["epoch"], header["rollbacks"]
 
 
 def rank_file(folder: Path, rank: int, epoch: int) -> Path:

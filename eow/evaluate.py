@@ -2,6 +2,7 @@
 here. The third setting, corruption, is in robustness.py; two methods are compared in compare.py."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ def mixed(known: Predictions, outliers: Predictions) -> tuple[Any, Any]:
 def kind_of(outliers: Predictions) -> str:
     """ "unseen" for classes held out of training, "near" and "far" for the sets that the catalog so names beside the
     run's own, "other" for the rest."""
-    name, config = outliers.manifest["name"], outliers.manifest.get("config", {})
-    entry = CATALOG.get(config.get("data", {}).get("name", "") if isinstance(config, dict) else "")
+    name, config = outliers.manifest["name"], outliers.manifest.get("config") or {}
+    entry = CATALOG.get(config.get("data", {}).get("name", ""))
     if name == "unknown":
         return "unseen"
     return "other" if entry is None else "near" if name in entry.near else "far" if name in entry.far else "other"
@@ -112,22 +113,33 @@ def intervals(known: Predictions, others: dict[str, Predictions], rounds: int = 
 
 
 def read_all(
-    folder: str | Path, unknown_rate: float | None = None, *, finished: bool = True
+    folder: str | Path, unknown_rate: float | None = None, *, finished: bool = True, without: Sequence[str] = ()
 ) -> tuple[Predictions, dict[str, Predictions]]:
-    """A run's predictions on the known classes' test set, and on everything that is unknown to it."""
-    folder = Path(folder)
-    files = sorted((folder / "predictions").glob("*.safetensors"))
+    """A run's predictions on the known classes' test set, and on everything that is unknown to it, or all of it but
+    some."""
+    folder, left_out = Path(folder), {file_name(name) for name in without}
+    files = [file for file in sorted((folder / "predictions").glob("*.safetensors")) if file.name not in left_out]
     if finished and not (folder / "summary.json").exists() and (files or (folder / "config.json").exists()):
         command = f"eow train --resume --out {shlex.quote(str(folder))}"
         raise EowError(f"the run in {folder} is not finished: resume it with `{command}` first")
-    weights = file_hash(folder / "weights.safetensors") if (folder / "weights.safetensors").is_file() else None
+    weights = file_hash(folder / "weights.safetensors") if (folder / "weights.safetensors").exists() else None
     found = {each.manifest["name"]: each for each in (read_own(file, weights) for file in files)}
     found.pop(CERTIFY, None)
     if KNOWN not in found:
         raise EowError(f"there are no predictions in {folder}: is that the folder of a finished run?")
+    for name, each in found.items():
+        if (ours := width_of(found[KNOWN])) != (theirs := width_of(each)):
+            raise EowError(
+                f"the predictions on {name} in {folder} have {theirs} and those on {KNOWN} {ours}: they are not of one "
+                "run, remove them"
+            )
     if unknown_rate is not None:
         found = {name: each.at_unknown_rate(unknown_rate) for name, each in found.items()}
     return found.pop(KNOWN), found
+
+
+def width_of(said: Predictions) -> str:
+    return f"{said.probs.shape[1]} classes and {'no' if said.logits is None else said.logits.shape[1]} logits"
 
 
 def read_own(path: Path, weights: str | None) -> Predictions:

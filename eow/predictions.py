@@ -9,7 +9,7 @@ content, never by its name alone.
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from eow.errors import EowError
 from eow.mapping import let_go
-from eow.metrics.checks import labels_of, over_rows
+from eow.metrics.checks import extremes, labels_of, over_rows
 from eow.metrics.scores import FLOOR
 from eow.openworld import prior_shift, shifted_probabilities
 from eow.storage import make_folder, map_arrays, write_arrays
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 DIMENSIONS = {"label": 1, "confidence": 1, "probs": 2, "unknown": 1, "labels": 1, "logits": 2}  # logits may be absent
 BATCH = 1000  # samples that are predicted at a time
 CHUNK = 10_000  # and whose stored logits are shifted at a time
+LOOKED_AT = 100  # rows of a file that are looked at closely when it is opened
+CLOSE = 1e-3  # as far apart as rounding brings nothing
+SURER = ("ova_dm",)  # its confidence answers one of K questions, and probs is that brought to a sum of 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,9 +113,13 @@ def compute(
                 if value is not None:
                     parts.setdefault(name, []).append(value.cpu().numpy())
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
-    if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise EowError(f"the model predicts NaN on {dataset.name}: its weights or the inputs are not finite")
+    check_finite(arrays.values(), dataset.name)
     return arrays
+
+
+def check_finite(arrays: Iterable[Any], name: str) -> None:
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise EowError(f"the model predicts NaN on {name}: its weights or the inputs are not finite")
 
 
 def write(path: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:
@@ -131,8 +138,8 @@ def read(path: str | Path) -> Predictions:
 
 def fault_of(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> str | None:
     """What keeps a file's content from being predictions, as a sentence's part."""
-    if not all(isinstance(manifest.get(key), str) for key in ("name", "key", "method")):
-        return "its header does not say what they are of"
+    if fault := header_fault(manifest):
+        return fault
     if {*arrays} | {"logits"} != {*DIMENSIONS}:
         return f"it holds {', '.join(sorted(arrays)) or 'nothing'}"
     for name, array in arrays.items():
@@ -145,8 +152,40 @@ def fault_of(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> str | N
         return f"{logits.shape[1]} logits for {classes} classes"
     odds = odds_in(manifest)
     absent = odds is None and (logits is None or logits.shape[1] == classes)  # only an unknown logit needs it
-    if not absent and not (isinstance(odds, int | float) and odds > 0):
-        return f"its header says that the odds of unknown are {odds!r}"
+    if not absent and not (type(odds) in (int, float) and 1e-30 <= odds <= 1e30):
+        return f"its header says that the odds of unknown are {odds!r:.40}"
+    if len(manifest.get("classes", [])) not in (0, classes):
+        return f"its header names {len(manifest['classes'])} classes, and it has {classes}"
+    return fault_of_answers(arrays, manifest["method"] in SURER)
+
+
+def header_fault(manifest: dict[str, Any]) -> str | None:
+    if not all(isinstance(manifest.get(key), str) for key in ("name", "key", "method")):
+        return "its header does not say what they are of"
+    config, names = manifest.get("config") or {}, manifest.get("classes", [])
+    data = config.get("data", {}) if isinstance(config, dict) else None
+    if not isinstance(data, dict) or not isinstance(data.get("name", ""), str):
+        return "its header's config names no data"
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return "its header's classes are no names"
+    return None
+
+
+def fault_of_answers(arrays: dict[str, np.ndarray], surer: bool) -> str | None:
+    """Every label, and of some rows whether the confidence is the label's probability: all of them may be many."""
+    label, probs = arrays["label"], arrays["probs"]
+    low, high = extremes(label, "label")
+    if low < 0 or high >= probs.shape[1]:
+        return f"labels from {low:.0f} to {high:.0f} for {probs.shape[1]} classes"
+    rows = np.unique(np.linspace(0, len(label) - 1, LOOKED_AT).astype(np.int64))
+    said, meant = np.empty((2, len(rows)))
+    for place, row in enumerate(rows):
+        said[place], meant[place] = arrays["confidence"][row], probs[row, label[row]]
+        let_go(probs)  # at once: the system fetches a megabyte around each
+    wrong = ~((said >= meant - CLOSE) & (said <= (1 if surer else meant) + CLOSE))  # True for NaN
+    if wrong.any():
+        row = int(wrong.argmax())
+        return f"in row {rows[row]} the confidence is {said[row]:.4g} and the label's probability {meant[row]:.4g}"
     return None
 
 
@@ -210,6 +249,7 @@ def predict_files(
             for first in range(0, len(inputs), BATCH):
                 x = run.transform(torch.from_numpy(inputs[first : first + BATCH]))
                 part = run.method.predict(x, unknown_rate)
+                check_finite((each.numpy() for each in (part.probs, part.confidence, part.unknown)), str(file))
                 label = label_or_unknown(part, threshold)
                 said += zip(label.tolist(), part.confidence.tolist(), part.unknown.tolist())
         for index, (chosen, confidence, unknown) in enumerate(said):

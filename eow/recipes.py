@@ -118,9 +118,9 @@ RECIPES: dict[str, Callable[[str, str], Table]] = {"modern": modern, "paper": pa
 def default_model(data: str) -> str:
     """The paper's network for the set; for a user's own, one that fits its kind: an npz file may hold images or
     features."""
-    kind, _, rest = data.partition(":")
-    if kind == "permuted" and rest:
-        return default_model(rest)
+    while data.startswith("permuted:") and data != "permuted:":
+        data = data.removeprefix("permuted:")
+    kind = data.partition(":")[0]
     if kind in ("npz", "csv", "noise"):
         return "mlp"
     return "resnet18" if kind == "folder" else entry_of(data).model

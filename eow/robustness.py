@@ -9,6 +9,7 @@ transform and seed are the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from eow.data.corruptions.official import read_official
 from eow.errors import EowError
 from eow.metrics import accuracy, ece, null_ece
 from eow.metrics.scores import FLOOR
-from eow.predictions import BATCH, content_key
+from eow.predictions import BATCH, check_finite, content_key
 
 if TYPE_CHECKING:
     from eow.data import Dataset
@@ -40,13 +41,23 @@ def predict_corrupted(
     names: Iterable[str] = CORRUPTIONS,
 ) -> Iterator[str]:
     """The run's predictions on its corrupted test set, or on the released CIFAR-C files in the folder `official`, into
-    the run's folder. Yields each corruption's name when its file is there."""
+    the run's folder, which is locked until the last. Yields each corruption's name when its file is there."""
+    from eow.runfolder import remove_leftovers
+
     if test.inputs.ndim != 4:
         raise EowError(f"only images can be corrupted, and {test.name} has features")
     if official is not None and run.config.data.unknown_classes:
         raise EowError(
             "the released CIFAR-C files hold all classes, but this run has left some out: corrupt its own test set"
         )
+    with storage.locked(run.folder) if run.folder.is_dir() else nullcontext():  # none is made before it is needed
+        remove_leftovers(run.folder)
+        yield from each_corruption(run, test, seed, official, names)
+
+
+def each_corruption(
+    run: "Run", test: "Dataset", seed: int, official: str | Path | None, names: Iterable[str]
+) -> Iterator[str]:
     source = f"made with seed {seed}" if official is None else "CIFAR-C as released"
     key = f"{content_key(run.weights_hash, test, run.transform)}, {source}"
     for name in names:
@@ -99,7 +110,9 @@ def say(
             said = run.method.predict(run.transform(x if change is None else change(x, first)))
             likelihood = said.probs.gather(1, y[:, None]).squeeze(1)
             parts.append((said.label, y, said.confidence, likelihood, said.unknown))
-    return {field: torch.cat(column).cpu().numpy() for field, column in zip(FIELDS, zip(*parts))}
+    arrays = {field: torch.cat(column).cpu().numpy() for field, column in zip(FIELDS, zip(*parts))}
+    check_finite(arrays.values(), "corrupted images")
+    return arrays
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], str, str, str]:
@@ -124,7 +137,7 @@ def corruption_figures(folder: str | Path) -> dict[str, Any]:
     if not found:
         raise EowError(f"there are no predictions on corrupted images in {folder}: make them with --corruptions")
     own = Path(folder) / "weights.safetensors"
-    if own.is_file() and {each[3] for each in found.values()} != {storage.file_hash(own)}:
+    if own.exists() and {each[3] for each in found.values()} != {storage.file_hash(own)}:
         raise EowError(
             f"the corrupted predictions in {folder} are of other weights: make them again with --corruptions"
         )

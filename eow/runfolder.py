@@ -73,7 +73,7 @@ def open_folder(folder: Path, config: RunConfig, resume: bool) -> Iterator[bool]
 
 def remove_leftovers(folder: Path) -> None:
     """What a kill left half-written: storage.atomic's temporary files. Only with the lock in hand."""
-    for place in (folder, folder / "predictions"):
+    for place in (folder, folder / "predictions", folder / "corrupted"):
         for file in place.glob(".*.*"):
             if file.is_file():
                 file.unlink()

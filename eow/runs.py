@@ -6,9 +6,11 @@
 checkpoint.safetensors holds the last good state; summary.json is written last and says that the run is complete.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from ctypes import c_float
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -293,6 +295,23 @@ def own_test_set(run: Run, root: str = "") -> Dataset:
     return test
 
 
+def inputs_in(card: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], Transform]:
+    """Class names, the shape of an input and what is done to one, from a card that may say anything."""
+    classes, in_shape = tuple(card["classes"]), tuple(card["in_shape"])
+    if not all(type(name) is str for name in classes):
+        raise ValueError("its classes are no names")
+    if len(in_shape) not in (1, 3) or not all(type(size) is int and size > 0 for size in in_shape):
+        raise ValueError(f"inputs of shape {in_shape!r:.40}")
+    transform = Transform(tuple(card["transform"]["mean"]), tuple(card["transform"]["std"]))
+    for values, least in ((transform.mean, -math.inf), (transform.std, 0.0)):
+        # In float32, as they are used: there the smallest numbers are 0 and the largest infinite.
+        if not all(type(value) in (int, float) and least < c_float(value).value < math.inf for value in values):
+            raise ValueError("a mean or deviation of its inputs that is none")
+        if len(values) != in_shape[0]:
+            raise ValueError(f"{len(values)} means or deviations for inputs of shape {in_shape}")
+    return classes, in_shape, transform
+
+
 def load(folder: str | Path, device: str = "cpu") -> Run:
     """Open a finished run. Everything needed stands in its weights file; no code is run from it."""
     folder = Path(folder)
@@ -303,15 +322,16 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     state, card = storage.read_tensors(folder / "weights.safetensors")
     try:
         config = configs.from_table(card["config"])
-        classes, in_shape = tuple(card["classes"]), tuple(card["in_shape"])
-        transform = Transform(tuple(card["transform"]["mean"]), tuple(card["transform"]["std"]))
+        classes, in_shape, transform = inputs_in(card)
         with torch.device("meta"):  # no file may ask for a larger network than it brings
-            wanted = make_method(config, len(classes), in_shape).named_parameters()
-        if any(key not in state or state[key].shape != parameter.shape for key, parameter in wanted):
+            wanted = make_method(config, len(classes), in_shape)
+        if any(key not in state or state[key].shape != each.shape for key, each in wanted.named_parameters()):
             raise ValueError("other parameters than its settings want")
+        if any(key in state and state[key].dtype != each.dtype for key, each in wanted.state_dict().items()):
+            raise ValueError("numbers of another type than its settings want")
         method = make_method(config, len(classes), in_shape)
         method.load_state_dict(state)
-    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError) as error:
         raise EowError(
             f"the weights in {folder} do not fit what they say they are ({str(error).splitlines()[0]}): train it again"
         ) from None

@@ -26,7 +26,7 @@ def atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     temporary = None
     try:
         target = Path(os.path.realpath(path))
-        if target.exists():
+        if os.path.lexists(target):
             check_regular(target)
         # Not by tempfile: its files are for their owner alone, where these are as open as the umask lets them be.
         with open(target.with_name(f".{target.name}.{secrets.token_hex(4)}"), "xb") as file:

@@ -102,7 +102,7 @@ title = "X"
 methods = ["vanilla", "eow"]
 seeds = 2
 columns = ["accuracy", "ece", { title = "t", path = "train_seconds", digits = 1 }]
-paper = { table = "table1_calibration", match = { data = "data.name" } }
+paper = { table = "table1_calibration", match = { dataset = "data.name" } }
 [settings.data]
 name = "digits"
 [methods.eow.method]

@@ -169,6 +169,10 @@ def test_a_hash_follows_the_content_of_a_users_own_file(tmp_path: Path) -> None:
     assert grid_of(tmp_path, text).cells[0].name != before
 
 
+def matched(match: str) -> str:
+    return f'seeds = 2\npaper = {{ table = "table1_calibration", match = {match} }}'
+
+
 @pytest.mark.parametrize(
     ("old", "new", "names"),
     [
@@ -190,6 +194,21 @@ def test_a_hash_follows_the_content_of_a_users_own_file(tmp_path: Path) -> None:
         ("seeds = 2", 'seeds = 2\npaper = { table = "table9" }', "'table9'"),
         ("seeds = 2", 'seeds = 2\npaper = { tabel = "table9" }', "'tabel'"),
         ("[quick]", "[quick", "TOML"),
+        ("seeds = 2", 'seeds = 2\npaper = { table = [1] }', "grid.paper has no table"),
+        ("seeds = 2", matched("3"), "grid.paper.match is 3"),
+        ("seeds = 2", matched("{ dataset = 3 }"), "grid.paper.match.dataset is 3"),
+        ("seeds = 2", matched('{ dataset = "seed" }'), "grid.paper.match.dataset is 'seed'"),
+        ("seeds = 2", matched('{ dataset = "data.nam" }'), "grid.paper.match.dataset is 'data.nam'"),
+        ("seeds = 2", matched('{ data = "data.name" }'), "grid.paper.match has 'data'"),
+        ('name = "small"', "name = 3", "grid.name is 3"),
+        ("seeds = 2", "seeds = 1000000000", "more than 10,000 seeds"),
+        ("seeds = 2", 'seeds = 2\ncorruptions = "false"', "grid.corruptions is 'false'"),
+        ("[quick]", "[quick]\nmethods = 3", "methods is 3"),
+        ("[quick]", "[quick]\naxis = 3", "axis is 3"),
+        ("[quick]", "[quick]\nsettings = 3", "the settings are 3"),
+        ("[quick]", "[methods]\nvanilla = 3\n[quick]", "the settings are 3"),
+        ("[quick]", '[[axis]]\ntitle = "a"\nkey = 3\nvalues = [1]\n[quick]', "key of the axis 'a' is 3"),
+        ("[quick]", '[[axis]]\ntitle = "a"\nkey = "train.lr"\nvalues = [1]\nmethods = 3\n[quick]', "methods is 3"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_file(tmp_path: Path, old: str, new: str, names: str) -> None:
@@ -209,6 +228,8 @@ def test_what_is_asked_of_a_file_that_does_not_have_it(tmp_path: Path) -> None:
         grid_of(tmp_path, TEXT, only=("jem",))
     with pytest.raises(EowError, match="there is no file"):
         read_grid(tmp_path / "absent.toml", "quick")
+    with pytest.raises(EowError, match="more than 10,000 seeds"):
+        grid_of(tmp_path, TEXT, seeds=10**9)
 
 
 def test_columns_find_their_figures() -> None:

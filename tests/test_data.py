@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from eow.config import resolve
-from eow.data import Dataset, holdout_split, known_unknown, load, statistics
+from eow.data import Dataset, holdout_split, known_unknown, load, statistics, tables
 from eow.data.catalog import CATALOG, data_root
 from eow.data.dataset import stratified_split
 from eow.data.sets import load_sets
@@ -511,7 +511,10 @@ def test_noise() -> None:
     assert chi_square < 350  # 255 degrees of freedom: p < 1e-4 above
     assert load("noise", shape=(3, 16, 16)).hash == data.hash
     assert load("noise:3x16x16", split="test").hash != data.hash
-    for wrong in ("noise", "noise:", "noise:3x16", "noise:axbxc", "noise:0x4x4"):
+    for huge in ("noise:1000000x1000000x1000000", "noise:3x2000x2000", "noise:999999999x1x1"):
+        with pytest.raises(EowError, match=r"noise of \d+x\d+x\d+ is more than any network takes"):
+            load(huge)
+    for wrong in ("noise", "noise:", "noise:3x16", "noise:axbxc", "noise:0x4x4", f"noise:{5000 * '9'}x1x1"):
         with pytest.raises(EowError, match="noise:CxHxW"):
             load(wrong)
 
@@ -808,6 +811,18 @@ def test_csv(tmp_path: Path) -> None:
     last = load(write_csv(tmp_path, "a,kind", *["1,dog", "2,cat"] * 5))
     assert last.classes == ("cat", "dog")
     assert last.inputs[last.labels == 1].tolist() == [[1.0]] * 4
+
+
+def test_csv_labels_are_not_searched_for_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes as many steps as there are rows, times as many as there are classes."""
+
+    class Unsearched(list):
+        def index(self, *_: object) -> int:
+            pytest.fail("searched")
+
+    monkeypatch.setattr(tables, "sorted", lambda *a, **k: Unsearched(sorted(*a, **k)), raising=False)
+    data = load(write_csv(tmp_path, "a,label", *(f"{index},w{index // 2}" for index in range(2000))))
+    assert [data.classes[label] for label in data.labels] == [f"w{int(a) // 2}" for a in data.inputs[:, 0]]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torchmetrics.classification import MulticlassCalibrationError
 from eow import metrics
 from eow.errors import EowError
 from eow.evaluate import evaluate
-from eow.predictions import file_name, losses, read
+from eow.predictions import file_name, losses, read, write
 
 BINS = 15
 KNOWN, UNKNOWN = spoken(0, 1000, unknown=-1.0), spoken(1, 150, skill=0.0, unknown=1.0)
@@ -289,6 +289,28 @@ def test_figures_need_no_network(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_predictions_that_are_not_of_one_run_are_refused(tmp_path: Path) -> None:
+    """Other classes, or no logits where the test set has them: of another method, whatever the names say."""
+    more = np.random.default_rng(0).normal(size=(20, CLASSES + 3)).astype(np.float32)
+    wide = softmax(more.astype(np.float64), axis=1).astype(np.float32)
+    others = {
+        "6 classes and 7 logits": {
+            "label": wide[:, :-1].argmax(1), "labels": np.zeros(20, np.int64), "confidence": wide[:, :-1].max(1),
+            "probs": wide[:, :-1].copy(), "unknown": wide[:, -1].copy(), "logits": more,
+        },
+        "4 classes and 4 logits": spoken(1, 20, open_world=False),
+        "4 classes and no logits": spoken(1, 20),
+    }  # fmt: skip
+    for index, (what, arrays) in enumerate(others.items()):
+        folder = write_run(tmp_path / str(index), {"test": spoken(0, 20)})
+        if "no" in what:
+            del arrays["logits"]
+        manifest = {"name": "svhn", "key": "k", "method": "eow", "odds": LAM}
+        write(folder / "predictions" / file_name("svhn"), arrays, manifest)
+        with pytest.raises(EowError, match=f"svhn in .* have {what} and those on test 4 classes and 5 logits"):
+            evaluate(folder)
 
 
 def test_predictions_of_other_weights_or_under_another_name_are_refused(folder: Path, tmp_path: Path) -> None:

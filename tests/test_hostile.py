@@ -7,6 +7,7 @@ import gzip
 import importlib.util
 import io
 import json
+import os
 import pickle
 import re
 import shutil
@@ -26,6 +27,7 @@ import torch
 from fuzzing import FORMS, mutated, png_chunk
 from handmade import spoken, write_run
 from safetensors import safe_open
+from test_storage import limited
 
 from eow import checkpoints, cli, config, deployed, runs, storage
 from eow.console import print_table
@@ -337,14 +339,24 @@ def test_an_idx_file_of_no_images_that_are_huge(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_no_countable_epoch(tmp_path: Path) -> None:
     place = Place(torch.device("cpu"), 0, 1)
-    wanted = config.resolve({"model": {"hidden": [4]}, "train": {"epochs": 1}})
+    train = {"epochs": 3, "rollbacks": 2, "holdout_epochs": 1}
+    held_out = {"data": {"holdout": 100}, "method": {"name": "vanilla"}}
+    wanted = config.resolve({"model": {"hidden": [4]}, "train": train}, held_out)
     _, training = runs.prepare(wanted, place, progress=False)
     checkpoints.save(training, tmp_path, place, 0, "data")
     state, header = storage.read_tensors(tmp_path / "checkpoint.safetensors")
-    for key in ("epoch", "rollbacks"):
-        storage.write_tensors(tmp_path / "checkpoint.safetensors", state, {**header, key: float("inf")})
-        with pytest.raises(EowError, match="does not fit this model"):
+    never = [("epoch", each) for each in (float("inf"), 4, 99, -1, -5, 1.0, True, "1", None, [], 10**30)]
+    never += [("rollbacks", each) for each in (float("inf"), 3, -9, 0.5, False, "0")]
+    for key, value in never:
+        storage.write_tensors(tmp_path / "checkpoint.safetensors", state, {**header, key: value})
+        with pytest.raises(EowError, match=f"does not fit this model .its {key} is "):
             checkpoints.restore(training, tmp_path, place, "data")
+        assert training.rollbacks == 0
+    for epoch, rollbacks in ((0, 0), (3, 2)):  # the last is the epoch on what was held out
+        storage.write_tensors(
+            tmp_path / "checkpoint.safetensors", state, {**header, "epoch": epoch, "rollbacks": rollbacks}
+        )
+        assert (checkpoints.restore(training, tmp_path, place, "data"), training.rollbacks) == (epoch, rollbacks)
 
 
 def test_an_onnx_file_with_a_name_that_is_no_text_is_refused_in_silence(
@@ -415,6 +427,72 @@ def test_the_command_line_says_one_line_of_a_damaged_file(
     Path(file).write_bytes(b'{"\x1b[31m\xff\n=' + Random(file).randbytes(300))
     told(capsys, monkeypatch, *command.split())
     assert set(tmp_path.rglob("*")) - before <= {tmp_path / file}  # and nothing was written
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("weights.safetensors", "predict run x.npy"), ("weights.safetensors", "evaluate run"),
+        ("threshold.json", "predict run x.npy"), ("predictions/test.safetensors", "evaluate run"),
+        ("predictions/noise.safetensors", "evaluate run --on noise"),
+        *((name, "report run -o page.html") for name in ("summary.json", "config.json", "environment.json")),
+        ("log.jsonl", "report run -o page.html"), ("corruptions.json", "report run -o page.html"),
+        ("../page.html", "report run -o page.html"),
+    ],
+)  # fmt: skip
+def test_no_command_waits_for_a_pipe_in_a_runs_folder(
+    run: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, file: str, command: str
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.zeros((2, 1, 8, 8), np.uint8))
+    (tmp_path / "run" / file).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "run" / file)
+    with limited(60):
+        assert "it is a pipe, a socket or a device" in told(capsys, monkeypatch, *command.split())
+    assert (tmp_path / "run" / file).is_fifo()
+
+
+def test_nothing_is_replaced_before_the_weights_are_found_to_be_others(
+    run: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    state, card = storage.read_tensors(tmp_path / "run" / "weights.safetensors")
+    first = next(name for name in state if state[name].is_floating_point())
+    storage.write_tensors(tmp_path / "run" / "weights.safetensors", {**state, first: state[first] + 1}, card)
+    files = {path: path.read_bytes() for path in (tmp_path / "run" / "predictions").iterdir()}
+    assert "of other weights" in told(capsys, monkeypatch, "evaluate", tmp_path / "run", "--on", "noise")
+    assert {path: path.read_bytes() for path in (tmp_path / "run" / "predictions").iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.gamma=1e300", "train.gamma is 1e+300: it must be at most 1"),
+        ("train.lr=1e300", "train.lr is 1e+300: it must be at most 1e+30"),
+        ("train.weight_decay=1e300", "train.weight_decay is 1e+300: it must be at most 1e+30"),
+        ("data.name=" + 2000 * "permuted:" + "digits", "is permuted more than once"),
+        ("data.outliers=" + 2000 * "permuted:" + "digits", "is permuted more than once"),
+        ("data.name=noise:1000000x1000000x1000000", "is more than any network takes"),
+        ("data.outliers=noise:1000000x1000000x1000000", "is more than any network takes"),
+    ],
+)
+def test_settings_that_no_training_ends_with(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, setting: str, words: str
+) -> None:
+    step = ("--set", "train.schedule=step", "--set", "train.milestones=[0, 1]", "--set", "train.epochs=1")
+    said = told(capsys, monkeypatch, "train", "--out", tmp_path / "run", "--quiet", *step, "--set", setting)
+    assert words in said
+    assert len(said) < 400
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_no_run_is_measured_on(
+    run: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    for name in (2000 * "permuted:" + "digits", "noise:1000000x1000000x1000000"):
+        told(capsys, monkeypatch, "evaluate", tmp_path / "run", "--on", name)
 
 
 # Names

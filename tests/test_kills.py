@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
+import numpy as np
 import pytest
 
 from eow import runs, stopping, storage
@@ -20,6 +22,8 @@ from eow.bench import bench
 from eow.cli.training import told_how_to_go_on
 from eow.config import RunConfig, resolve
 from eow.errors import EowError
+from eow.report import plots
+from eow.robustness import predict_corrupted
 from eow.training import Training
 
 ROOT = Path(__file__).parent.parent
@@ -272,3 +276,46 @@ def test_a_stopped_bench_keeps_what_its_workers_have_and_goes_on(tmp_path: Path)
     assert not table["failed"]
     for run, before in seconds.items():  # the epochs that were kept were not trained again
         assert [line["seconds"] for line in storage.Log(run / "log.jsonl").read()][: len(before)] == before
+
+
+# Corruptions
+
+
+def test_a_figure_is_drawn_before_its_file_is_begun(tmp_path: Path) -> None:
+    """Drawing takes a second, in which a kill would leave a temporary file."""
+    seen: list[list[str]] = []
+
+    class Slow:
+        def savefig(self, file: IO[bytes], **_: object) -> None:
+            seen.append([path.name for path in tmp_path.iterdir()])
+            file.write(b"drawn")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("matplotlib.pyplot.close", lambda figure: None)
+        plots.save(Slow(), tmp_path / "x.png")
+    assert seen == [[]]
+    assert (tmp_path / "x.png").read_bytes() == b"drawn"
+
+
+def test_what_a_kill_left_of_corruptions_is_swept_by_the_next(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 256, (60, 1, 28, 28), dtype=np.uint8), np.arange(60) % 3
+    np.savez(tmp_path / "set.npz", x=x, y=y)
+    wanted = {"data": {"name": f"npz:{tmp_path / 'set.npz'}"}, "method": {"name": "vanilla"}}
+    folder = tmp_path / "run"
+    runs.train(resolve(wanted, {"model": {"hidden": [4]}, "train": {"epochs": 1}}), folder, progress=False)
+    run = runs.load(folder)
+    (folder / "corrupted").mkdir()
+    left = [folder / ".corruptions.png.1234abcd", folder / "corrupted" / ".contrast.safetensors.1234abcd"]
+    for path in left:
+        path.write_bytes(b"half")
+    steps = predict_corrupted(run, runs.own_test_set(run), names=["contrast", "brightness"])
+    assert next(steps) == "contrast"
+    assert not any(path.exists() for path in left)
+    in_use = pytest.raises(EowError, match="in use by process")  # and who is at work is not disturbed
+    with in_use:
+        next(predict_corrupted(run, runs.own_test_set(run)))
+    assert list(steps) == ["brightness"]
+    assert sorted(path.name for path in (folder / "corrupted").iterdir()) == [
+        "brightness.safetensors", "contrast.safetensors",
+    ]  # fmt: skip

@@ -1,6 +1,7 @@
 """Predictions on disk: a file for each name, refused unless whole, and evaluated only when the run is finished."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,16 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from eow import data
+from eow import data, storage
 from eow.config import resolve
 from eow.errors import EowError
 from eow.evaluate import evaluate
-from eow.predictions import file_name, predict_set, read, write
-from eow.runs import load, train
+from eow.predictions import file_name, predict_files, predict_set, read, write
+from eow.robustness import say
+from eow.runs import load, own_test_set, train
 
 MANIFEST: dict[str, Any] = {"name": "test", "key": "k", "method": "eow", "odds": 0.1}
 
@@ -102,6 +105,24 @@ def test_a_run_that_is_not_finished_is_refused(finished: Path, tmp_path: Path) -
         evaluate(tmp_path / "run")
 
 
+def test_weights_that_are_no_numbers_answer_nothing(finished: Path, tmp_path: Path) -> None:
+    """Neither label nor confidence: NaN would compare as sure, and JSON has no word for it."""
+    shutil.copytree(finished, tmp_path / "run")
+    state, card = storage.read_tensors(tmp_path / "run" / "weights.safetensors")
+    name = next(name for name in state if name.endswith("weight"))
+    storage.write_tensors(
+        tmp_path / "run" / "weights.safetensors", {**state, name: torch.full_like(state[name], math.nan)}, card
+    )
+    np.save(tmp_path / "x.npy", np.zeros((2, 1, 8, 8), np.uint8))
+    run = load(tmp_path / "run")
+    for threshold in (None, 0.0):
+        with pytest.raises(EowError, match=r"the model predicts NaN on .*x\.npy"):
+            predict_files(run, [tmp_path / "x.npy"], threshold=threshold)
+    with pytest.raises(EowError, match="the model predicts NaN on corrupted images"):
+        say(run, (test := own_test_set(run)).inputs, test.labels)
+    assert len(predict_files(load(finished), [tmp_path / "x.npy"])) == 2
+
+
 @pytest.mark.parametrize("logits", [4, 3, None])
 def test_whole_files_are_read(tmp_path: Path, logits: int | None) -> None:
     content = arrays()
@@ -130,6 +151,11 @@ WRONG_ARRAYS: dict[str, dict[str, Any]] = {
     "labels with a fraction": {"label": np.zeros(5, np.float32)},
     "whole probs": {"probs": np.zeros((5, 3), np.int64)},
     "nothing in them": arrays(count=0),
+    "a label of no class": {"label": np.array([0, 0, 3, 0, 0])},
+    "a label of unknown": {"label": np.array([0, 0, -1, 0, 0])},
+    "a confidence of its own": {"confidence": np.full(5, 0.9, np.float32)},
+    "a confidence below the label's": {"confidence": np.full(5, 0.1, np.float32)},
+    "a confidence that is no number": {"confidence": np.array([0.25, 0.25, math.nan, 0.25, 0.25], np.float32)},
 }
 
 
@@ -147,13 +173,26 @@ def test_other_arrays_are_refused(tmp_path: Path, wrong: str) -> None:
         [], "text", None, {},
         *({key: value for key, value in MANIFEST.items() if key != left_out} for left_out in MANIFEST),
         *({**MANIFEST, key: 3} for key in ("name", "key", "method")),
-        *({**MANIFEST, "odds": lam} for lam in ("0.1", 0, -1.0, None, [])),
+        *({**MANIFEST, "odds": lam} for lam in ("0.1", 0, -1.0, None, [], math.inf, math.nan, 5e-324, 1e31, True)),
+        *({**MANIFEST, "classes": names} for names in (3, "abc", [1, 2, 3], ["a", "b"], None)),
+        *({**MANIFEST, "config": config} for config in (3, [1], {"data": "x"}, {"data": {"name": [1]}})),
     ],
 )  # fmt: skip
 def test_other_headers_are_refused(tmp_path: Path, manifest: Any) -> None:
     write(tmp_path / "x.safetensors", arrays(), manifest)
     with pytest.raises(EowError, match=r"x\.safetensors (does not hold predictions|is damaged)"):
         read(tmp_path / "x.safetensors")
+
+
+def test_a_method_may_be_surer_than_its_probabilities_where_its_paper_says_so(tmp_path: Path) -> None:
+    """OvA DM answers K questions, and TrustScore and DBLE need not choose what is most probable."""
+    content = {**arrays(), "confidence": np.full(5, 0.9, np.float32)}
+    write(tmp_path / "x.safetensors", content, {**MANIFEST, "method": "ova_dm"})
+    assert read(tmp_path / "x.safetensors").confidence[0] == np.float32(0.9)
+    probs = np.tile(np.array([0.2, 0.5, 0.3], np.float32), (5, 1))
+    content = {**arrays(), "probs": probs, "confidence": probs[:, 0].copy(), "unknown": np.zeros(5, np.float32)}
+    write(tmp_path / "x.safetensors", content, {**MANIFEST, "method": "dble"})
+    assert read(tmp_path / "x.safetensors").label.tolist() == [0] * 5
 
 
 def test_files_that_call_the_odds_lam_are_read(tmp_path: Path) -> None:

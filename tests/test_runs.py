@@ -361,3 +361,43 @@ def test_a_quadratic_unknown_needs_an_unknown(tmp_path: Path) -> None:
     with pytest.raises(EowError, match=r"vanilla has no unknown logit: leave model\.unknown out"):
         runs.train(resolve({"method": {"name": "vanilla"}, "model": {"unknown": "quadratic"}}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+WRONG_CARDS = {
+    "std 0": {"transform": {"mean": [0.3], "std": [0.0]}},
+    "std 0 in float32": {"transform": {"mean": [0.3], "std": [1e-60]}},
+    "a negative std": {"transform": {"mean": [0.3], "std": [-1.0]}},
+    "std NaN": {"transform": {"mean": [0.3], "std": [float("nan")]}},
+    "two stds": {"transform": {"mean": [0.3], "std": [0.3, 0.3]}},
+    "no mean": {"transform": {"mean": [], "std": [0.3]}},
+    "words": {"transform": {"mean": [0.3], "std": ["0.3"]}},
+    "a word": {"transform": {"mean": "3", "std": [0.3]}},
+    "an endless mean": {"transform": {"mean": [1e300], "std": [0.3]}},
+    "a whole number without end": {"transform": {"mean": [10**400], "std": [0.3]}},
+    "truth": {"transform": {"mean": [0.3], "std": [True]}},
+    "no transform": {"transform": None},
+    "classes None": {"classes": [None] * 8},
+    "numbered classes": {"classes": list(range(8))},
+    "an input of two sizes": {"in_shape": [1, 8]},
+    "an input of halves": {"in_shape": [1, 8.0, 8]},
+    "an input of nothing": {"in_shape": []},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_CARDS)
+def test_a_card_that_cannot_be_is_refused(finished: Path, tmp_path: Path, wrong: str) -> None:
+    state, card = storage.read_tensors(finished / "weights.safetensors")
+    storage.write_tensors(tmp_path / "weights.safetensors", state, card)
+    assert runs.load(tmp_path).classes == tuple("01234567")
+    storage.write_tensors(tmp_path / "weights.safetensors", state, {**card, **WRONG_CARDS[wrong]})
+    with pytest.raises(EowError, match="do not fit what they say they are"):
+        runs.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.float64, torch.bfloat16])
+def test_weights_of_another_type_are_not_cast(finished: Path, tmp_path: Path, kind: torch.dtype) -> None:
+    state, card = storage.read_tensors(finished / "weights.safetensors")
+    name = next(name for name in state if name.endswith("weight"))
+    storage.write_tensors(tmp_path / "weights.safetensors", {**state, name: state[name].to(kind)}, card)
+    with pytest.raises(EowError, match="numbers of another type than its settings want"):
+        runs.load(tmp_path)

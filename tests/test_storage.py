@@ -2,7 +2,11 @@
 
 import json
 import os
+import signal
+import stat
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +77,96 @@ def test_a_forbidden_file_is_said_to_be_forbidden(tmp_path: Path, read, request:
     request.getfixturevalue("nobody")
     with pytest.raises(EowError, match="cannot be read: Permission denied"):
         read(file)
+
+
+READERS = [storage.read_json, storage.read_tensors, storage.map_arrays, storage.file_hash]
+READERS += [lambda path: storage.Log(path).read(), lambda path: storage.Log(path).write(epoch=0)]
+
+
+def node_of(kind: str, path: Path) -> Path:
+    """What is no plain file: a pipe that nobody writes to, an endless device, or a link to one."""
+    real = path if kind in ("pipe", "device") else path.with_name("behind")
+    if kind == "pipe":
+        os.mkfifo(real)
+    else:
+        try:
+            os.mknod(real, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+        except PermissionError:
+            pytest.skip("only root makes devices")
+    if real != path:
+        path.symlink_to(real)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to a device"])
+@pytest.mark.parametrize("read", READERS)
+def test_a_pipe_or_a_device_in_a_files_place_is_not_waited_for(tmp_path: Path, kind: str, read) -> None:
+    path = node_of(kind, tmp_path / "x")
+    with limited(), pytest.raises(EowError, match=r"x cannot be (read|written): it is a pipe, a socket or a device"):
+        read(path)
+
+
+@contextmanager
+def limited(seconds: int = 20) -> Iterator[None]:
+    """A reader that waits for ever fails the test instead of holding it up."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("read", [storage.read_json, lambda path: storage.Log(path).read()])
+def test_a_text_that_would_fill_the_memory_is_not_read(tmp_path: Path, read) -> None:
+    with open(tmp_path / "x", "wb") as file:
+        file.truncate(storage.LARGEST_TEXT + 1)  # a hole: it takes up no room
+    tracemalloc.start()
+    with pytest.raises(EowError, match="x cannot be read: it has 268,435,457 bytes"):
+        read(tmp_path / "x")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to a device"])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, kind: str) -> None:
+    path = node_of(kind, tmp_path / "x")
+    before = {each.name: each.lstat() for each in tmp_path.iterdir()}
+    with pytest.raises(EowError, match="x cannot be written: it is a pipe, a socket or a device"):
+        storage.write_json(path, {})
+    after = {each.name: each.lstat() for each in tmp_path.iterdir()}
+    assert {name: (each.st_ino, each.st_mode) for name, each in after.items()} == {
+        name: (each.st_ino, each.st_mode) for name, each in before.items()
+    }
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_written_through(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "real.json", tmp_path / "link.json"
+    if there:
+        target.write_text("{}")
+    (tmp_path / "second").symlink_to(Path("elsewhere") / "real.json")
+    link.symlink_to("second")
+    storage.write_json(link, {"a": 1})
+    assert link.is_symlink()
+    assert json.loads(target.read_text()) == {"a": 1}
+    assert [each.name for each in (tmp_path / "elsewhere").iterdir()] == ["real.json"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["elsewhere", "link.json", "second"]
+
+
+def test_a_link_that_leads_to_itself_or_nowhere_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x").symlink_to("x")
+    (tmp_path / "y").symlink_to("no/such/file")
+    for name, why in (("x", "Too many levels of symbolic links"), ("y", "No such file or directory")):
+        with pytest.raises(EowError, match=f"{name} cannot be written: {why}"):
+            storage.write_json(tmp_path / name, {})
+    assert sorted(each.name for each in tmp_path.iterdir() if each.is_symlink()) == ["x", "y"]
 
 
 @pytest.mark.parametrize("header", ["[1]", "3", "{", 100_000 * "["])

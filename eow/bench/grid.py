@@ -25,6 +25,7 @@ from eow.config import RunConfig, Table
 from eow.errors import EowError
 
 SIZES = ("quick", "full")
+MOST_SEEDS = 10_000  # of a row: beyond, a slip of the hand and no memory
 KEYS = {  # of each section
     "": ("grid", "settings", "methods", "axis", *SIZES),
     "grid": ("name", "title", "methods", "seeds", "columns", "paper", "corruptions"),
@@ -94,6 +95,8 @@ def read_grid(
 
 
 def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: Any, settings: Table) -> Grid:
+    from eow.bench.table import check_match  # here, because a table is made of a grid
+
     check_keys(table, "", "the file")
     for each in SIZES:
         check_keys(table.get(each, {}), "size", f"[{each}]")
@@ -105,9 +108,11 @@ def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: 
     check_keys(about.get("paper", {}), "grid.paper", "grid.paper")
     if missing := [key for key in ("name", "methods", "seeds", "columns") if key not in about]:
         raise EowError(f"[grid] has no {missing[0]}: add it")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", str(about["name"])):
+    if not isinstance(about["name"], str) or not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", about["name"]):
         raise EowError(f"grid.name is {about['name']!r}: use small letters, digits and - only, it names folders")
     methods = chosen_methods(listed(about, "methods"), only)
+    if not isinstance(table.get("axis", []), list):
+        raise EowError(f"axis is {table['axis']!r}: write a section [[axis]] for each")
     axes = tuple(make_axis(axis) for axis in table.get("axis", []))
     if len({axis.title for axis in axes}) < len(axes):
         raise EowError("two [[axis]] have one title: give each its own")
@@ -115,27 +120,33 @@ def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: 
     columns = tuple(paper_column(spec, about.get("paper", {})) for spec in listed(about, "columns"))
     if len({column.title for column in columns}) < len(columns):
         raise EowError("two columns have one title: spell one out with another")
-    for name in (*table.get("methods", {}), *(name for axis in axes for name in axis.methods)):
+    own, corruptions = table.get("methods", {}), about.get("corruptions", False)
+    if not isinstance(own, dict):
+        raise EowError(f"methods is {own!r}: write a section [methods.X] for each, and their names into grid.methods")
+    if not isinstance(corruptions, bool):
+        raise EowError(f"grid.corruptions is {corruptions!r}: give true or false")
+    for name in (*own, *(name for axis in axes for name in axis.methods)):
         if name not in listed(about, "methods"):
             raise EowError(
                 f"there are settings for {name!r}, which is not among grid.methods: add it or leave them out"
             )
     cells = []
     for row, points, method in rows_of(axes, methods):
-        laid = (table.get("settings", {}), table.get("methods", {}).get(method, {}), *(p.settings for p in points))
+        laid = (table.get("settings", {}), own.get(method, {}), *(p.settings for p in points))
         for seed in counted:
             config = configs.resolve(*laid, settings, {"method": {"name": method}, "seed": seed})
             cells.append(make_cell(config, row, points))
+    check_match(about.get("paper", {}), listed(about, "methods"))
     return Grid(
         about["name"], str(about.get("title", about["name"])), size, axes, columns, about.get("paper", {}),
-        bool(about.get("corruptions", False)), with_vanilla(cells), text,
+        corruptions, with_vanilla(cells), text,
     )  # fmt: skip
 
 
 def paper_column(spec: Any, about: Table) -> Column:
     """A column; one that was only named has the paper's figure beside it where the paper's table has such a one."""
     column = column_of(spec)
-    if about and "table" not in about:
+    if about and not isinstance(about.get("table"), str):
         raise EowError("grid.paper has no table: name one of the paper's, for example table1_calibration")
     known = paper.read(about["table"])[0] if about else {}
     if column.paper and about and column.paper not in known:
@@ -182,6 +193,8 @@ def chosen_methods(methods: list[Any], only: tuple[str, ...]) -> list[str]:
 
 def seed_list(seeds: Any) -> list[int]:
     """3 -> [0, 1, 2]; a list stays as it is."""
+    if (seeds if type(seeds) is int else len(seeds) if isinstance(seeds, list) else 0) > MOST_SEEDS:
+        raise EowError(f"grid.seeds asks for more than {MOST_SEEDS:,} seeds: a run for each would never end")
     counted = list(range(seeds)) if type(seeds) is int else seeds
     if not isinstance(counted, list) or not counted or not all(type(seed) is int and seed >= 0 for seed in counted):
         raise EowError(f"grid.seeds is {seeds!r}: give a count of at least 1, or a list of seeds")
@@ -194,6 +207,8 @@ def make_axis(axis: Any) -> Axis:
     check_keys(axis, "axis", "[[axis]]")
     if "title" not in axis or ("points" in axis) == ("key" in axis) or ("key" in axis) != ("values" in axis):
         raise EowError("an [[axis]] needs a title and either key and values, or points")
+    if not isinstance(axis.get("key", ""), str):
+        raise EowError(f"the key of the axis {axis['title']!r} is {axis['key']!r}: name a setting, such as train.lr")
     points = []
     for value in listed(axis, "values" if "key" in axis else "points"):
         if "key" in axis:
@@ -209,7 +224,7 @@ def make_axis(axis: Any) -> Axis:
             )
     if len({point.label for point in points}) < len(points):
         raise EowError(f"two points of the axis {axis['title']!r} have one label: the table could not tell them apart")
-    return Axis(str(axis["title"]), tuple(points), tuple(axis.get("methods", ())))
+    return Axis(str(axis["title"]), tuple(points), tuple(listed(axis, "methods") if "methods" in axis else ()))
 
 
 def at(key: str, value: Any) -> Table:

@@ -17,8 +17,9 @@ from typing import Any
 from eow import paper, storage
 from eow.bench.columns import Column, figures_of, value_at
 from eow.bench.grid import Cell, Grid
-from eow.config import Table, to_table
+from eow.config import DataConfig, ModelConfig, Table, TrainConfig, to_table
 from eow.console import console, print_table
+from eow.errors import EowError
 from eow.plain import encoded, no_formula
 
 NO_BASELINES = (
@@ -85,6 +86,25 @@ def make_row(grid: Grid, cells: list[Cell], runs: Path, failed: dict[str, str]) 
         "data": settings.data.name, "model": settings.model.name, "runs": [cell.name for cell in cells],
         "seeds": len(cells), "finished": len(found), "figures": figures,
     }  # fmt: skip
+
+
+def check_match(about: Table, methods: Sequence[str]) -> None:
+    """What would be wrong with grid.paper.match once all runs have ended is said before the first."""
+    from eow.methods import method_named
+
+    match, columns = about.get("match", {}), [*paper.read(about["table"])[0]] if about else []
+    if not isinstance(match, dict):
+        raise EowError(f"grid.paper.match is {match!r}: give a table, for example {{ dataset = 'data.name' }}")
+    kinds: dict[str, list[Any]] = {"data": [DataConfig], "model": [ModelConfig], "train": [TrainConfig]}
+    kinds["method"] = [method_named(name).Options for name in methods]
+    for name, path in match.items():
+        section, _, key = path.partition(".") if isinstance(path, str) else ("", "", "")
+        if not any(key in (*kind.__dataclass_fields__, "name") for kind in kinds.get(section, [])):
+            raise EowError(f"grid.paper.match.{name} is {path!r}: name a setting of its runs, for example data.name")
+        if name not in columns:
+            raise EowError(
+                f"grid.paper.match has {name!r}, but {about['table']} has {', '.join(columns)}: name a column"
+            )
 
 
 def paper_figure(grid: Grid, column: Column, cell: Cell) -> float | None:

@@ -55,13 +55,15 @@ def evaluate(
 
 
 def predict_others(folder: Path, names: list[str], root: str, allow_unofficial: bool, device: str) -> None:
-    """Predictions on further data sets, into the run."""
+    """Predictions on further data sets, into the run, whose other ones must be of the same weights."""
     from eow import runs
     from eow.data import load
     from eow.distributed import pick_device
+    from eow.evaluate import read_all
     from eow.predictions import predict_set
 
     run = runs.load(folder, str(pick_device(device)))
+    read_all(folder, without=names)  # before anything is replaced
     for name in names:
         outlier = load(name, root or None, "test", allow_unofficial=allow_unofficial, shape=run.in_shape)
         if outlier.shape != run.in_shape:

@@ -5,6 +5,7 @@ Nothing heavy is imported before it is needed: no torch, scikit-learn, scipy, Pi
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ READERS = {
 }
 FILE_READERS = {"npz": read_npz, "csv": read_csv}
 NOISE_SAMPLES = 2000
+LARGEST_NOISE = 1 << 33  # bytes: 2000 images of 3x1024x1024
 
 
 def load(
@@ -55,6 +57,7 @@ def load(
     """
     if split not in ("train", "test"):
         raise EowError(f"there is no split {split!r}: use train or test")
+    check_name(name)
     kind, _, rest = name.partition(":")
     if kind == "noise":
         return _noise(name, split, shape)
@@ -71,15 +74,24 @@ def load(
     return READERS[name](name, data_root(root) if entry.test else Path(), split, entry, allow_unofficial)
 
 
+def check_name(name: str) -> None:
+    """What would be done again and again without another result."""
+    if name.startswith("permuted:permuted:"):
+        raise EowError(f"{name[:40]}... is permuted more than once, which changes nothing: name permuted: once")
+
+
 def _noise(name: str, split: str, shape: tuple[int, ...] | None) -> Dataset:
     """Uniform noise of one class; train and test are different draws, each always the same."""
-    spelled = re.fullmatch(r"noise:(\d+)x(\d+)x(\d+)", name)
+    spelled = re.fullmatch(r"noise:(\d{1,9})x(\d{1,9})x(\d{1,9})", name)
     if spelled:
         shape = tuple(int(number) for number in spelled.groups())
     elif name != "noise":
-        raise EowError(f"{name!r} is not a noise set: spell it noise:CxHxW, for example noise:3x32x32")
+        raise EowError(f"{name!r:.60} is not a noise set: spell it noise:CxHxW, for example noise:3x32x32")
     if shape is None or len(shape) != 3 or min(shape) < 1:
         raise EowError("noise needs the shape of an image: spell it noise:CxHxW, for example noise:3x32x32")
+    if NOISE_SAMPLES * math.prod(shape) > LARGEST_NOISE:
+        spelt = "x".join(map(str, shape))
+        raise EowError(f"noise of {spelt} is more than any network takes: {LARGEST_NOISE:,} bytes in all are the most")
     random = random_state(0 if split == "train" else 1)
     inputs = random.randint(0, 256, (NOISE_SAMPLES, *shape), dtype=np.uint8)
     return Dataset(name, split, inputs, np.zeros(NOISE_SAMPLES, np.int64), ("noise",))

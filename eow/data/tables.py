@@ -155,7 +155,8 @@ def read_csv(name: str, split: str) -> Dataset:
             ) from None
     _check_labels(path, header[label_column], texts, named=bool(named))
     classes = sorted(set(texts), key=_numbers_first)
-    labels = np.array([classes.index(text) for text in texts], np.int64)
+    number = {text: label for label, text in enumerate(classes)}
+    labels = np.array([number[text] for text in texts], np.int64)
     with np.errstate(over="ignore"):
         whole = Dataset(name, split, features.astype(np.float32), labels, tuple(classes))
     return whole.subset(split_80_20(name, labels, split))

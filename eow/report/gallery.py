@@ -54,6 +54,8 @@ def gallery(bunch: Bunch, root: str = "") -> Gallery:
         return Gallery([], missing=f"The pictures are not shown, because the test data could not be read: {error}")
     if test.inputs.ndim != 4 or test.inputs.shape[1] not in (1, 3):
         return Gallery([], missing=f"There are no pictures to show: {test.name} has inputs of shape {test.shape}.")
+    if any(len(group.first.known.labels) != len(test) for group in bunch.groups):
+        return Gallery([], missing="The pictures are not shown: there are not as many as there are predictions.")
     return Gallery([strip_of(group, test.inputs) for group in bunch.groups])
 
 

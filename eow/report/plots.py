@@ -18,12 +18,13 @@ INK = "#1d2129"
 
 
 def save(figure: Any, path: Path) -> None:
-    """As the path's ending says, whole or not at all."""
+    """As the path's ending says, whole or not at all: drawing takes long, so the file is begun after it."""
     from matplotlib import pyplot
 
-    kind = path.suffix.lstrip(".") or "png"
-    atomic(path, lambda file: figure.savefig(file, format=kind, dpi=150))
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix.lstrip(".") or "png", dpi=150)
     pyplot.close(figure)
+    atomic(path, lambda file: file.write(drawn.getvalue()))
 
 
 def draw_corruptions(figures: dict[str, Any], path: Path) -> None:
