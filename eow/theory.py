@@ -20,13 +20,14 @@ What holds, and is tested:
 A grid has a finite Z. On an unbounded latent space Z may diverge, and the paper's chains live there, not among the x.
 """
 
-import os
+import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .errors import EowError
+from .storage import atomic
 
 ENERGIES = ("paper", "proof", "complement")
 
@@ -299,16 +300,9 @@ def draw_energy(axes: Any, row: Row, x: np.ndarray, joint: np.ndarray, lam: floa
 
 
 def save(figure: Any, path: Path) -> None:
-    """The whole file or none: written beside `path`, then renamed."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        figure.savefig(partial, format="png", dpi=120)
-        os.replace(partial, path)
-    except OSError as error:
-        raise EowError(f"cannot write {path} ({error.strerror}): name a file in a folder you can write to.") from None
-    finally:
-        if partial.exists():
-            partial.unlink()
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=120)
+    atomic(path, lambda file: file.write(drawn.getvalue()))
 
 
 def named(energy: str) -> str:

@@ -388,7 +388,7 @@ def test_draw_says_why_it_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").touch()
     for path in (tmp_path / "missing" / "a.png", tmp_path / "folder.png", tmp_path / "file" / "a.png"):
-        with pytest.raises(EowError, match="cannot write"):
+        with pytest.raises(EowError, match="cannot be written"):
             theory.draw(path, points=20, steps=1)
     with pytest.raises(EowError, match="does not end in"):
         theory.draw(tmp_path / "a.pdf", points=20, steps=1)
