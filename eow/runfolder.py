@@ -74,9 +74,14 @@ def open_folder(folder: Path, config: RunConfig, resume: bool) -> Iterator[bool]
 def remove_leftovers(folder: Path) -> None:
     """What a kill left half-written: storage.atomic's temporary files. Only with the lock in hand."""
     for place in (folder, folder / "predictions", folder / "corrupted"):
-        for file in place.glob(".*.*"):
-            if file.is_file():
-                file.unlink()
+        remove_temporary(place)
+
+
+def remove_temporary(place: Path, name: str = "*") -> None:
+    """storage.atomic's temporary files for a file of such a name."""
+    for file in place.glob(f".{name}.*"):
+        if file.is_file():
+            file.unlink()
 
 
 def find_vanilla(folder: Path, config: RunConfig, data: RunData) -> Path | None:

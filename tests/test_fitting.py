@@ -792,3 +792,12 @@ def test_what_a_forward_cannot_take_is_a_sentence() -> None:
         fit(upgrade(nn.Linear(4, 3)), (torch.randn(60, 7, 4), labels[:60]), epochs=1)
     with torch.no_grad(), pytest.raises(EowError, match="gradients are switched off"):
         fit(small_model(), blobs())
+
+
+@pytest.mark.parametrize("unknown", ["linear", "quadratic", "convex"])
+def test_two_losses_may_wait_for_one_backward(unknown: str) -> None:
+    x, y = map(torch.as_tensor, blobs())
+    model = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), unknown=unknown)
+    loss = OpenWorldLoss(model, seed=0)
+    (loss(x[:30], y[:30]) + loss(x[30:60], y[30:60])).backward()
+    assert all(each.grad is not None and each.grad.isfinite().all() for each in model.tail.parameters())

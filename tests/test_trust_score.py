@@ -297,3 +297,12 @@ def test_on_digits_it_takes_over_the_vanilla_run_beside_it(tmp_path: Path) -> No
     _, unknown = known_unknown(load("digits", split="test"), (8, 9))
     again = predictions.compute(run.method, unknown, run.transform, torch.device("cpu"))
     np.testing.assert_allclose(stored.confidence, again["confidence"], atol=1e-5)
+
+
+def test_a_link_of_before_there_were_fences_has_none() -> None:
+    one, other = make(), make()
+    one.finish(batches(), batches(60, seed=1))
+    state = one.state_dict()
+    slope, offset, *_ = state["link"].tolist()
+    other.load_state_dict({**state, "link": state["link"][:2]})
+    assert other.link.tolist() == [slope, offset, -np.inf, np.inf]

@@ -163,11 +163,11 @@ def read_csv(name: str, split: str) -> Dataset:
 
 
 def _check_labels(path: Path, title: str, texts: list[str], *, named: bool) -> None:
-    """A column of measurements would make about one class a row. Two rows a class are enough for labels; five for
-    numbers with a fraction, which are seldom labels; and a column that is called a label may have classes of one."""
+    """A column of measurements would make about one class a row. Two rows a class are enough for labels, and five for
+    numbers with a fraction, which are seldom labels; where the column is called a label, one and two."""
     numbers = [float(text) if _is_number(text) else math.nan for text in texts]
     fractions = all(map(math.isfinite, numbers)) and not all(number.is_integer() for number in numbers)
-    fewest = 5 if fractions else 1 if named else 2
+    fewest = (5, 2)[named] if fractions else (2, 1)[named]
     if len(texts) < fewest * len(set(texts)):
         ways = [] if named else [f"call the label's column {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"]
         ways += ["write classes as words or whole numbers"] if fractions else []

@@ -120,6 +120,7 @@ class OpenLinear(nn.Linear):
     """
 
     curved = True
+    convex = False
 
     def __init__(self, linear: nn.Linear, *, convex: bool = False) -> None:
         nn.Module.__init__(self)
@@ -129,7 +130,7 @@ class OpenLinear(nn.Linear):
         self.square = nn.Parameter(torch.zeros_like(linear.weight[0]))
 
     def forward(self, input: Tensor) -> Tensor:
-        if computed_in(input) != torch.float16:
+        if torch.float16 not in (input.dtype, computed_in(input)):
             within = self.within(input)
             known, unknown = self.lines(within)
             return torch.cat([known, unknown + self.rise(within)], -1)
@@ -145,11 +146,10 @@ class OpenLinear(nn.Linear):
         logits = nn.functional.linear(input, self.weight, self.bias)
         return logits[..., :-1], logits[..., -1:]
 
-    @torch.no_grad()
     def project(self) -> None:
         """Between steps: what of v may not be negative becomes 0."""
         if self.convex:
-            self.square.clamp_(min=0)
+            self.square.data.clamp_(min=0)  # unseen by autograd: an earlier loss may still wait for its backward
 
     def curvature(self) -> Tensor:
         """v, for each feature as it comes in."""
