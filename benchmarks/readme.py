@@ -11,7 +11,7 @@ from eow.bench.table import text_cells
 from eow.recipes import CONTROLS
 
 ROOT = Path(__file__).parent.parent
-DIGITS = "records/2026-11-15_demo-full"
+DIGITS = "records/2026-11-16_demo-full"
 CIFAR = "records/2026-11-15_branches"
 WHOLE = "records/2026-11-15_cifar100"  # vanilla with all images
 SPEED = "records/2026-11-15_speed-h200"
