@@ -17,7 +17,7 @@ import numpy as np
 from eow.data.files import is_file, readable
 from eow.data.inputs import kinds_for, read_inputs
 from eow.errors import EowError
-from eow.openworld import prior_shift
+from eow.openworld import LEAST_ODDS, MOST_ODDS, prior_shift
 from eow.plain import printable
 
 INPUT = "inputs"
@@ -77,7 +77,7 @@ def read_card(texts: dict[str, str]) -> Card:
         value = said[key]
         if value is not None and not (type(value) in (int, float) and 0 <= value <= highest and value < math.inf):
             raise ValueError(f"{key} is {value!r}")
-    if said["odds"] is not None and not 1e-30 <= said["odds"] <= 1e30:
+    if said["odds"] is not None and not LEAST_ODDS <= said["odds"] <= MOST_ODDS:
         raise ValueError(f"odds of {said['odds']!r}")
     if said["unknown_rate"] == 1 or (said["odds"] is None and said["unknown_rate"] is not None):
         raise ValueError(f"an unknown rate of {said['unknown_rate']!r} with odds {said['odds']!r}")

@@ -19,8 +19,9 @@ class Place(NamedTuple):
     world: int = 1
 
 
-def pick_device(name: str) -> torch.device:
-    """The device of that name; "auto" is EOW_DEVICE where that is set, else a GPU where there is one."""
+def pick_device(name: str, setting: str = "train.device") -> torch.device:
+    """The device of that name; "auto" is EOW_DEVICE where that is set, else a GPU where there is one. `setting` is what
+    the caller's user knows the name as."""
     name = os.environ.get("EOW_DEVICE", name) if name == "auto" else name
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -29,7 +30,7 @@ def pick_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise EowError(
-            f"train.device={name!r} cannot be used here ({str(error).splitlines()[0]}): try auto or cpu"
+            f"{setting}={name!r} cannot be used here ({str(error).splitlines()[0]}): try auto or cpu"
         ) from None
     return device
 

@@ -36,9 +36,8 @@ from eow.config import LARGEST, WIDEST, TrainConfig, check_range, convert, plain
 from eow.console import training_bar
 from eow.data.dataset import Dataset
 from eow.data.loader import Batches, Transform
-from eow.distributed import Place
+from eow.distributed import Place, pick_device
 from eow.errors import EowError
-from eow.fitting import own_device
 from eow.methods.eow import EOW, EOWOptions
 from eow.models import SplitModel
 from eow.models import build as build_model
@@ -168,7 +167,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         self, model: SplitModel | None, data: Dataset, held_out: Dataset | None, chosen: dict[str, Any], seed: int
     ) -> tuple[SplitModel, list[float], list[float]]:
         """The network after its training, the loss of every epoch, and the score of every epoch on `held_out`."""
-        place = Place(own_device(chosen["device"]))
+        place = Place(pick_device(chosen["device"], "device"))
         # A network that knows "unknown" would forget it before late chains come; and early stopping may be earlier.
         late = model is None and held_out is None
         options = EOWOptions(lam=chosen["lam"], unknown_rate="trained", start_epoch=0.3 if late else 0, **CHAINS)

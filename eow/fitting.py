@@ -16,7 +16,6 @@ from eow.batches import (
 )
 from eow.config import TrainConfig, build, check_training, convert, plain
 from eow.console import training_bar
-from eow.deployed import first_line
 from eow.distributed import Place, pick_device
 from eow.errors import EowError
 from eow.methods import Method, method_named
@@ -25,7 +24,7 @@ from eow.models import SplitModel
 from eow.models.probing import evaluated
 from eow.models.surgery import UpgradedModel
 from eow.objective import OutlierEOW, begin, floating_type, needs_split
-from eow.predicting import check_rows, takes
+from eow.predicting import as_sentence, check_rows, takes
 from eow.recipes import MODERN_EOW
 from eow.seeds import derive, own_randomness
 from eow.training import Training
@@ -97,7 +96,7 @@ def fit(
         raise EowError("calibrate='holdout' is fitted on held-out data: pass some as holdout, or leave it out")
     if holdout is not None and not kind.uses_holdout(chosen):
         raise EowError(f"nothing of this is fitted on held-out data ({method}, calibrate='none'): leave holdout out")
-    place = Place(own_device(settings.device))
+    place = Place(pick_device(settings.device, "device"))
     classes = model.head.out_features - kind.extra_outputs
     form: dict[str, Any] = {"dtype": floating_type(model), "integers": getattr(model, "integers", False)}
 
@@ -149,23 +148,11 @@ class Fitting(Training):
     advice = "lower lr, or give the chains a trust region, trust=1.0"
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        try:
+        remedy = "look at its inputs and at what the model's forward does with them"
+        if len(y) == 1:
+            remedy = "drop a last batch of one, DataLoader(..., drop_last=True)"
+        with as_sentence(lambda why: f"be trained on a batch of shape {tuple(x.shape)} ({why}): {remedy}"):
             super().step(x, y)
-        except (EowError, torch.OutOfMemoryError):
-            raise
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            remedy = "drop a last batch of one, DataLoader(..., drop_last=True)" if len(y) == 1 else (
-                "look at its inputs and at what the model's forward does with them")  # fmt: skip
-            raise EowError(
-                f"the model cannot be trained on a batch of shape {tuple(x.shape)} ({first_line(error)}): {remedy}"
-            ) from error
-
-
-def own_device(name: str) -> torch.device:
-    try:
-        return pick_device(name)
-    except EowError as error:
-        raise EowError(str(error).replace("train.device", "device")) from None
 
 
 def alike(model: SplitModel, held: tuple[int, ...], data: tuple[int, ...]) -> bool:

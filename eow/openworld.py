@@ -7,6 +7,8 @@ import numpy as np
 
 from eow.errors import EowError
 
+LEAST_ODDS, MOST_ODDS = 1e-30, 1e30  # of unknown, that a file may name: beyond, float32 says nothing else any more
+
 
 def prior_shift(unknown_rate: float, lam: float) -> float:
     """What to add to the unknown logit so that predictions expect a share `unknown_rate` of unknowns.

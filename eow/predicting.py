@@ -1,7 +1,7 @@
 """`eow.predict`: what a model says about inputs, with -1 where it does not know."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -92,18 +92,25 @@ def odds(model: SplitModel) -> float:
 
 
 @contextmanager
-def takes(x: Tensor) -> Iterator[None]:
-    """What somebody's forward raises inside the block, as a sentence about its inputs."""
+def as_sentence(cannot: Callable[[str], str]) -> Iterator[None]:
+    """What somebody's forward raises inside the block, as a sentence about what the model cannot do, and why."""
     try:
         yield
     except (EowError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise EowError(f"the model cannot {cannot(first_line(error))}") from error
+
+
+def takes(x: Tensor) -> AbstractContextManager[None]:
+    """The same about its inputs."""
+
+    def cannot(why: str) -> str:
         ids = "" if x.is_floating_point() or x.is_cuda else f", whole numbers from {int(x.min())} to {int(x.max())},"
-        raise EowError(
-            f"the model cannot take inputs of shape {tuple(x.shape)}{ids} ({first_line(error)}): pass a batch as it "
-            "wants it, x[None] for a single one"
-        ) from error
+        remedy = "pass a batch as it wants it, x[None] for a single one"
+        return f"take inputs of shape {tuple(x.shape)}{ids} ({why}): {remedy}"
+
+    return as_sentence(cannot)
 
 
 def check_rows(logits: Any, x: Tensor) -> None:

@@ -21,7 +21,7 @@ from eow.errors import EowError
 from eow.mapping import let_go
 from eow.metrics.checks import extremes, labels_of, over_rows
 from eow.metrics.scores import FLOOR
-from eow.openworld import prior_shift, shifted_probabilities
+from eow.openworld import LEAST_ODDS, MOST_ODDS, prior_shift, shifted_probabilities
 from eow.storage import make_folder, map_arrays, write_arrays
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def fault_of(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> str | N
         return f"{logits.shape[1]} logits for {classes} classes"
     odds = odds_in(manifest)
     absent = odds is None and (logits is None or logits.shape[1] == classes)  # only an unknown logit needs it
-    if not absent and not (type(odds) in (int, float) and 1e-30 <= odds <= 1e30):
+    if not absent and not (type(odds) in (int, float) and LEAST_ODDS <= odds <= MOST_ODDS):
         return f"its header says that the odds of unknown are {odds!r:.40}"
     if len(manifest.get("classes", [])) not in (0, classes):
         return f"its header names {len(manifest['classes'])} classes, and it has {classes}"

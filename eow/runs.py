@@ -295,7 +295,7 @@ def own_test_set(run: Run, root: str = "") -> Dataset:
     return test
 
 
-def inputs_in(card: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], Transform]:
+def described_in(card: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], Transform]:
     """Class names, the shape of an input and what is done to one, from a card that may say anything."""
     classes, in_shape = tuple(card["classes"]), tuple(card["in_shape"])
     if not all(type(name) is str for name in classes):
@@ -322,7 +322,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     state, card = storage.read_tensors(folder / "weights.safetensors")
     try:
         config = configs.from_table(card["config"])
-        classes, in_shape, transform = inputs_in(card)
+        classes, in_shape, transform = described_in(card)
         with torch.device("meta"):  # no file may ask for a larger network than it brings
             wanted = make_method(config, len(classes), in_shape)
         if any(key not in state or state[key].shape != each.shape for key, each in wanted.named_parameters()):

@@ -8,10 +8,10 @@ import pytest
 from problems import blobs
 
 from eow import paper
+from eow.bench.beside import paper_figure
 from eow.bench.columns import FIGURES, OF_OUTLIERS, RANKINGS, SCORES, column_of, figures_of, value_at
 from eow.bench.grid import Grid, read_grid
 from eow.bench.hashes import config_hash
-from eow.bench.table import paper_figure
 from eow.config import resolve, to_table
 from eow.errors import EowError
 from eow.methods import METHODS

@@ -388,6 +388,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a copy of the run, to be damaged, and inputs for it."""
+    shutil.copytree(run, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.zeros((2, 1, 8, 8), np.uint8))
+    return tmp_path
+
+
 def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> str:
     """What the command says of something it refuses: one line, exit code 2."""
     monkeypatch.setattr(sys, "argv", ["eow", *map(str, words)])
@@ -418,15 +427,12 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
     ],
 )
 def test_the_command_line_says_one_line_of_a_damaged_file(
-    run: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, file: str, command: str
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, file: str, command: str
 ) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    np.save("x.npy", np.zeros((2, 1, 8, 8), np.uint8))
-    before = set(tmp_path.rglob("*"))
+    before = set(here.rglob("*"))
     Path(file).write_bytes(b'{"\x1b[31m\xff\n=' + Random(file).randbytes(300))
     told(capsys, monkeypatch, *command.split())
-    assert set(tmp_path.rglob("*")) - before <= {tmp_path / file}  # and nothing was written
+    assert set(here.rglob("*")) - before <= {here / file}  # and nothing was written
 
 
 @pytest.mark.parametrize(
@@ -441,16 +447,13 @@ def test_the_command_line_says_one_line_of_a_damaged_file(
     ],
 )  # fmt: skip
 def test_no_command_waits_for_a_pipe_in_a_runs_folder(
-    run: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, file: str, command: str
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, file: str, command: str
 ) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    np.save("x.npy", np.zeros((2, 1, 8, 8), np.uint8))
-    (tmp_path / "run" / file).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / "run" / file)
+    (here / "run" / file).unlink(missing_ok=True)
+    os.mkfifo(here / "run" / file)
     with limited(60):
         assert "it is a pipe, a socket or a device" in told(capsys, monkeypatch, *command.split())
-    assert (tmp_path / "run" / file).is_fifo()
+    assert (here / "run" / file).is_fifo()
 
 
 def test_nothing_is_replaced_before_the_weights_are_found_to_be_others(

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eow import config as configs
-from eow import paper
-from eow.bench.columns import Column, column_of
+from eow.bench.beside import check_match, paper_column
+from eow.bench.columns import Column
 from eow.bench.hashes import config_hash
 from eow.config import RunConfig, Table
 from eow.errors import EowError
@@ -95,8 +95,6 @@ def read_grid(
 
 
 def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: Any, settings: Table) -> Grid:
-    from eow.bench.table import check_match  # here, because a table is made of a grid
-
     check_keys(table, "", "the file")
     for each in SIZES:
         check_keys(table.get(each, {}), "size", f"[{each}]")
@@ -141,19 +139,6 @@ def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: 
         about["name"], str(about.get("title", about["name"])), size, axes, columns, about.get("paper", {}),
         corruptions, with_vanilla(cells), text,
     )  # fmt: skip
-
-
-def paper_column(spec: Any, about: Table) -> Column:
-    """A column; one that was only named has the paper's figure beside it where the paper's table has such a one."""
-    column = column_of(spec)
-    if about and not isinstance(about.get("table"), str):
-        raise EowError("grid.paper has no table: name one of the paper's, for example table1_calibration")
-    known = paper.read(about["table"])[0] if about else {}
-    if column.paper and about and column.paper not in known:
-        if isinstance(spec, dict):
-            raise EowError(f"the paper's {about['table']} has no column {column.paper!r}: it has {', '.join(known)}")
-        return replace(column, paper="")
-    return column
 
 
 def check_keys(table: Any, section: str, where: str) -> None:

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eow import paper, storage
+from eow import storage
+from eow.bench.beside import paper_figure
 from eow.bench.columns import Column, figures_of, value_at
 from eow.bench.grid import Cell, Grid
-from eow.config import DataConfig, ModelConfig, Table, TrainConfig, to_table
+from eow.config import Table
 from eow.console import console, print_table
-from eow.errors import EowError
 from eow.plain import encoded, no_formula
 
 NO_BASELINES = (
@@ -86,40 +86,6 @@ def make_row(grid: Grid, cells: list[Cell], runs: Path, failed: dict[str, str]) 
         "data": settings.data.name, "model": settings.model.name, "runs": [cell.name for cell in cells],
         "seeds": len(cells), "finished": len(found), "figures": figures,
     }  # fmt: skip
-
-
-def check_match(about: Table, methods: Sequence[str]) -> None:
-    """What would be wrong with grid.paper.match once all runs have ended is said before the first."""
-    from eow.methods import method_named
-
-    match, columns = about.get("match", {}), [*paper.read(about["table"])[0]] if about else []
-    if not isinstance(match, dict):
-        raise EowError(f"grid.paper.match is {match!r}: give a table, for example {{ dataset = 'data.name' }}")
-    kinds: dict[str, list[Any]] = {"data": [DataConfig], "model": [ModelConfig], "train": [TrainConfig]}
-    kinds["method"] = [method_named(name).Options for name in methods]
-    for name, path in match.items():
-        section, _, key = path.partition(".") if isinstance(path, str) else ("", "", "")
-        if not any(key in (*kind.__dataclass_fields__, "name") for kind in kinds.get(section, [])):
-            raise EowError(f"grid.paper.match.{name} is {path!r}: name a setting of its runs, for example data.name")
-        if name not in columns:
-            raise EowError(
-                f"grid.paper.match has {name!r}, but {about['table']} has {', '.join(columns)}: name a column"
-            )
-
-
-def paper_figure(grid: Grid, column: Column, cell: Cell) -> float | None:
-    """The paper's figure for a row, as printed; None where it has none."""
-    if not (grid.paper and column.paper):
-        return None
-    settings, keys = to_table(cell.config), dict(column.match)
-    for name, path in grid.paper.get("match", {}).items():
-        section, _, key = path.partition(".")
-        if key not in settings.get(section, {}):
-            return None  # a method without that setting is not in the paper's table
-        keys[name] = settings[section][key]
-    if "method" not in keys:
-        keys["method"] = cell.config.method.name
-    return paper.figure(grid.paper["table"], column.paper, keys)
 
 
 def mark(rows: list[Table], column: Column) -> None:

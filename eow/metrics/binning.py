@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eow.metrics.checks import (
+    NOTHING,
     as_probs,
     as_table,
     block_of,
@@ -19,8 +20,6 @@ from eow.metrics.checks import (
     within_unit,
     zero_or_one,
 )
-
-NOTHING: Any = object()  # in place of `correct` or `labels`, where they do not matter
 
 
 class BinSums(NamedTuple):

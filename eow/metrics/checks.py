@@ -14,6 +14,7 @@ import numpy as np
 from eow.errors import EowError
 from eow.mapping import let_go
 
+NOTHING: Any = object()  # in place of `correct` or `labels`, where they do not matter
 SLACK = 1e-6  # float32 softmax outputs leave [0, 1] by rounding; anything further out is a mistake
 SUM_SLACK = 1e-4  # a row's sum collects K of those roundings
 SPACING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # just above 1, of the types that round coarser than SUM_SLACK

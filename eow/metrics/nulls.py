@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eow.errors import EowError
-from eow.metrics.binning import NOTHING, BinSums, sums_by_class, sums_by_mass, sums_by_width
+from eow.metrics.binning import BinSums, sums_by_class, sums_by_mass, sums_by_width
 from eow.metrics.calibration import debiased_gap, largest_gap
-from eow.metrics.checks import as_confidence, whole_number
+from eow.metrics.checks import NOTHING, as_confidence, whole_number
 from eow.metrics.smooth import CELLS, smooth_gap
 
 

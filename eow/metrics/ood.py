@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eow.errors import EowError
-from eow.metrics.binning import NOTHING
 from eow.metrics.checks import (
+    NOTHING,
     as_array,
     as_confidence,
     as_correct,
