@@ -8,9 +8,10 @@ the epochs) without any, and every variant goes on from there: a variant costs t
 list of {"name": ..., "method": {...}, "model": {...}}; `"method": null` goes on without an energy term: vanilla.
 
 Everything is measured on a part of the training set that no variant was trained on: accuracy, and of the K+1 softmax
-as trained, at unknown rates of 2 % and 1 % and renormalised (K) ECE, its null and NLL; of the K classes also with a
-temperature fitted on the first half and measured on the second. Outliers are that part with its pixels permuted,
-uniform noise and, with `--outliers FILE.npz`, whatever uint8 images the file holds (no test set either).
+as trained, at some unknown rates and renormalised (K) ECE, its null and NLL; of the K classes also with a temperature,
+fitted as the recipe fits it on as many samples as it would hold out, drawn twenty times, and measured on the others.
+Outliers are that part with its pixels permuted, uniform noise and, with `--outliers FILE.npz`, whatever uint8 images
+the file holds (no test set either).
 """
 
 import argparse
@@ -29,9 +30,11 @@ from eow.branching import Trunk, branch, never, trunk
 from eow.config import resolve
 from eow.console import print_table
 from eow.data import Dataset
+from eow.data.dataset import few
 from eow.data.loader import Batches
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device
+from eow.methods.eow import PRIOR_WIDTH
 from eow.methods.fence import Fence
 from eow.methods.temperature import fit_temperature
 from eow.models import frozen_statistics
@@ -42,6 +45,7 @@ from eow.training import Training
 
 RATES = (0.02, 0.01, 0.005, 0.002)
 RANKS = (32, 128, 512)  # of the fences that are tried
+DRAWS = 20  # of the samples that a temperature is fitted on
 Arrays = dict[str, np.ndarray]
 
 
@@ -64,8 +68,9 @@ def sets_of(data: RunData, outliers: Path | None, seed: int) -> tuple[Dataset, d
     }
 
 
-def measured(known: Arrays, outliers: dict[str, Arrays], odds: float | None) -> dict[str, Any]:
-    """All figures of one variant from its logits; `odds` is the λ of training, None without an energy term."""
+def measured(known: Arrays, outliers: dict[str, Arrays], odds: float | None, count: int) -> dict[str, Any]:
+    """All figures of one variant from its logits; `odds` is the λ of training, None without an energy term; a
+    temperature is fitted on `count` samples."""
     logits, labels = known["logits"].astype(np.float64), known["labels"]
     classes = logits.shape[1] - 1
     shifts = {"K": -np.inf}
@@ -74,10 +79,7 @@ def measured(known: Arrays, outliers: dict[str, Arrays], odds: float | None) -> 
     found: dict[str, Any] = {
         name: calibrated(*shifted_probabilities(logits, each), labels) for name, each in shifts.items()
     }
-    half = len(labels) // 2
-    temperature = fit_temperature(logits[:half, :classes], labels[:half])
-    probs = softmax(logits[half:, :classes] / temperature)
-    found["K, temperature"] = {"T": temperature, **calibrated(probs, np.zeros(len(probs)), labels[half:])}
+    found["K, temperature"] = tempered(logits[:, :classes], labels, count)
     found["auroc"] = {}
     for name, each in outliers.items():
         pair = [scores(logits, odds is not None), scores(each["logits"].astype(np.float64), odds is not None)]
@@ -92,6 +94,18 @@ def calibrated(probs: np.ndarray, unknown: np.ndarray, labels: np.ndarray) -> di
         "null": metrics.null_ece(confidence).mean, "gap": float(confidence.mean() - correct.mean()),
         "nll": metrics.nll(probs, labels), "unknown": float(unknown.mean()),
     }  # fmt: skip
+
+
+def tempered(logits: np.ndarray, labels: np.ndarray, count: int) -> dict[str, float]:
+    """The mean figures of the samples that a temperature was not fitted on."""
+    rows = []
+    for draw in range(DRAWS):
+        order = np.random.default_rng(draw).permutation(len(labels))
+        fit, rest = order[:count], order[count:]
+        temperature = fit_temperature(logits[fit], labels[fit], PRIOR_WIDTH)
+        figures = calibrated(softmax(logits[rest] / temperature), np.zeros(len(rest)), labels[rest])
+        rows.append({"T": temperature, **figures})
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
 def scores(logits: np.ndarray, opened: bool) -> dict[str, np.ndarray]:
@@ -170,7 +184,8 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
             path = arguments.keep / f"{len(found['variants']):02d}.npz"
             np.savez_compressed(path, labels=said[0]["labels"], **kept)
         odds = None if wanted is None else training.method.options.lam
-        figures = measured(said[0], dict(zip(outliers, said[1:])), odds)
+        count = min(few(len(data.train)), len(known) // 2)
+        figures = measured(said[0], dict(zip(outliers, said[1:])), odds, count)
         figures["fence"] = fenced(training, data, known, outliers)
         found["variants"].append({**variant, "seconds": seconds, **figures})
         row = found["variants"][-1]

@@ -17,7 +17,7 @@ from eow.branching import branch, never, trunk
 from eow.config import resolve
 from eow.data.sets import load_sets
 from eow.distributed import Place
-from eow.metrics import nll
+from eow.metrics import ece, nll
 from eow.runs import begin
 from eow.training import Diverged, Training
 
@@ -164,10 +164,22 @@ def test_figures_are_those_of_the_logits(tmp_path: Path) -> None:
     labels = stream.integers(0, 3, 200)
     logits = stream.normal(size=(200, 4)) + 2 * np.eye(4)[labels]
     outlier = {"far": {"logits": logits + np.array([0, 0, 0, 50.0])}}
-    found = recipe.measured({"logits": logits, "labels": labels}, outlier, 0.1)
+    found = recipe.measured({"logits": logits, "labels": labels}, outlier, 0.1, 50)
     h = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     assert found["raw"]["nll"] == pytest.approx(nll(h[:, :3], labels))
     assert found["raw"]["unknown"] == pytest.approx(h[:, 3].mean())
     assert found["K"]["nll"] == pytest.approx(nll(h[:, :3] / h[:, :3].sum(1, keepdims=True), labels))
     assert found["auroc"]["far"]["unknown"] == 1
     assert found["auroc"]["far"]["confidence"] == 0.5
+
+
+def test_a_search_s_temperature_is_judged_by_samples_it_has_not_seen() -> None:
+    """Logits that are three times the log-odds of their labels: T is 3, and of the labels' own distribution."""
+    stream = np.random.default_rng(0)
+    odds = stream.normal(size=(4000, 3)) * 2
+    labels = (odds + stream.gumbel(size=odds.shape)).argmax(1)
+    found = recipe.tempered(3 * odds, labels, 1000)
+    h = np.exp(odds) / np.exp(odds).sum(1, keepdims=True)
+    assert found["T"] == pytest.approx(3, rel=0.05)
+    assert found["nll"] == pytest.approx(nll(h, labels), rel=0.02)
+    assert found["ece"] == pytest.approx(ece(h.max(1), h.argmax(1) == labels), abs=0.005)
