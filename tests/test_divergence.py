@@ -15,6 +15,8 @@ import eow
 from eow import predictions, runs, storage
 from eow.config import RunConfig, resolve
 from eow.data import load
+from eow.data.sets import load_sets
+from eow.distributed import Place
 from eow.errors import EowError
 
 
@@ -129,3 +131,18 @@ def test_a_run_that_is_given_up_has_the_prior_and_the_fence_its_settings_say(tmp
     assert run.method.predict(run.transform(x)).unknown.isfinite().all()
     strange = run.method.predict(100 * run.transform(x)).unknown
     assert strange.min() > 0.99  # far beyond any training digit
+
+
+@pytest.mark.parametrize(("step", "unknown"), [(200.0, "quadratic"), (2.0, "quadratic"), (200.0, "linear")])
+def test_chains_that_climb_are_told_of_once(step: float, unknown: str, recwarn: pytest.WarningsRecorder) -> None:
+    """A long step leaps over a quadratic unknown's valley; before a linear head there is none and energies fall."""
+    wild = resolve({
+        "data": {"holdout": 0.2}, "train": {"epochs": 6}, "model": {"hidden": [32, 32], "unknown": unknown},
+        "method": {"start_epoch": 2, "lam": 0.1, "step": step},
+    })  # fmt: skip
+    training = runs.begin(wild, load_sets(wild.data, 0), Place(torch.device("cpu")))
+    rises = [line["energy_end"] - line["energy_start"] for line in training.epochs() if "energy_end" in line]
+    told = [str(each.message) for each in recwarn if "climb" in str(each.message)]
+    assert (max(rises) > 0.5) == (step > 2 and unknown == "quadratic") == bool(told)
+    assert len(told) <= 1
+    assert not told or "lower method.step (200) or method.lam (0.1)" in told[0]

@@ -174,12 +174,12 @@ def test_figures_are_those_of_the_logits(tmp_path: Path) -> None:
 
 
 def test_a_search_s_temperature_is_judged_by_samples_it_has_not_seen() -> None:
-    """Logits that are three times the log-odds of their labels: T is 3, and of the labels' own distribution."""
+    """Logits that are three times the log-odds of their labels: T is 3, and what is left is the labels' own doubt."""
     stream = np.random.default_rng(0)
-    odds = stream.normal(size=(4000, 3)) * 2
+    odds = stream.normal(size=(40_000, 3)) * 2
     labels = (odds + stream.gumbel(size=odds.shape)).argmax(1)
-    found = recipe.tempered(3 * odds, labels, 1000)
+    found = recipe.tempered(3 * odds, labels, 5000)
     h = np.exp(odds) / np.exp(odds).sum(1, keepdims=True)
-    assert found["T"] == pytest.approx(3, rel=0.05)
-    assert found["nll"] == pytest.approx(nll(h, labels), rel=0.02)
-    assert found["ece"] == pytest.approx(ece(h.max(1), h.argmax(1) == labels), abs=0.005)
+    assert found["T"] == pytest.approx(3, rel=0.03)
+    assert found["nll"] == pytest.approx(nll(h, labels), rel=0.005)
+    assert found["ece"] == pytest.approx(ece(h.max(1), h.argmax(1) == labels), abs=0.003)

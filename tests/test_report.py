@@ -434,6 +434,25 @@ def test_chains_that_end_far_beyond_the_features_are_told_of(trained: list[Path]
         assert bool(figure.missing) == bool(told)
 
 
+def test_chains_that_climb_are_told_of(trained: list[Path], tmp_path: Path) -> None:
+    copied = tmp_path / "eow"
+    shutil.copytree(trained[-1], copied)
+    summary, config = (storage.read_json(copied / name) for name in ("summary.json", "config.json"))
+    steps = len(summary["chain"]["mean"])
+    for last, noise, told in (
+        (-3.0, 1e-3, ""),
+        (None, 1e-3, ""),
+        (-1.0, "langevin", ""),
+        (-1.0, 1e-3, "those of eow from -3 to -1"),
+    ):
+        mean = [-3.0] * (steps - 1) + [last]
+        storage.write_json(copied / "summary.json", {**summary, "chain": {**summary["chain"], "mean": mean}})
+        storage.write_json(copied / "config.json", {**config, "method": {**config["method"], "noise": noise}})
+        figure = chains(gather([copied])[0])
+        assert told in figure.missing
+        assert bool(figure.missing) == bool(told)
+
+
 @pytest.mark.parametrize("start", ["noise", "buffer", "gaussian", "mixed"])
 def test_a_profile_changes_nothing_and_is_seeded(start: str) -> None:
     method, batches = profiled(start=start, noise=0.1, buffer_size=20, steps=250)

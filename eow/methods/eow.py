@@ -45,6 +45,7 @@ from eow.seeds import derive, own_randomness
 MOST_FENCED = 50_000  # training samples whose features a fence is fitted on
 FEWEST = 30  # held-out samples that a mean unknown can be taken of
 PRIOR_WIDTH = 0.5  # of log T before any held-out sample is seen; a few hundred of them outweigh it
+CLIMB = 0.5  # of the chains' mean energy over an epoch, from which on it is worth a word: they are meant to fall
 PROFILED = 256  # training samples whose features the chains of `diagnose` may start from
 
 
@@ -141,7 +142,7 @@ class EOW(Method):
         self.fence = self.make_fence() if options.fence else None
         self.active = True
         self.sampler: Sampler | None = None
-        self.tally = Tally()
+        self.tally, self.climbed = Tally(), False
 
     @classmethod
     def uses_holdout(cls, options: Any) -> bool:
@@ -202,7 +203,19 @@ class EOW(Method):
         return self.options.trust * mean_norm(z) if self.options.trust else None
 
     def counters(self) -> dict[str, float]:
-        return self.tally.read()
+        """Chains go downhill. Where a step is larger than the energy's valley is wide they are thrown out of it, to
+        where "unknown" is certain already and the energy term teaches nothing."""
+        found, o = self.tally.read(), self.options
+        start, end = found.get("energy_start", 0.0), found.get("energy_end", 0.0)
+        if end > start + CLIMB and o.steps and o.noise != "langevin" and not self.climbed:
+            self.climbed = True
+            warnings.warn(
+                f"the chains climb, from a mean energy of {start:.3g} to {end:.3g}: their steps are too long for this "
+                f"network and the energy term teaches little, lower method.step ({o.step:g}) or method.lam ({o.lam:g})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return found
 
     def conclude(self) -> None:
         """Replace the prior odds λ of training by those of `unknown_rate`, in the bias of the unknown logit."""

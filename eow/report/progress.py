@@ -12,6 +12,7 @@ AFTER_TERMS = "lr"  # in a line of the log the loss terms stand before the learn
 COUNTERS = {"energy_start": "chains' energy at the start", "energy_end": "chains' energy at the end"}
 TITLES = {"ce": "cross-entropy", "energy": "energy term, times λ", "lr": "learning rate", **COUNTERS}
 FAR = 3  # mean norms of the features from which on the end of chains, in any seed, is worth a word
+CLIMB = 0.5  # of the mean energy along the chains, in any seed, that is worth one too
 STEEP = 30  # from this ratio on, positive values are drawn on a log scale
 
 
@@ -93,7 +94,8 @@ def chains(bunch: Bunch) -> Figure | None:
         "each. Chains go downhill; the energy is the one the run was trained with (method.energy)."
     )
     panel = curve_panel("energy", "step", series)
-    return Figure("chain", "The chains' energy", caption, [panel], legend_of(able), runaway(able))
+    told = " ".join(filter(None, (runaway(able), climbing(able))))
+    return Figure("chain", "The chains' energy", caption, [panel], legend_of(able), told)
 
 
 def runaway(groups: list[Group]) -> str:
@@ -111,6 +113,25 @@ def runaway(groups: list[Group]) -> str:
         f"Chains end far beyond the features, where no sample lies: {'; '.join(told)}. Negatives so large keep the "
         "layers after the cut small, and these learn slowly. Chains that start from features (method.start) within a "
         "bound (method.trust) stay near."
+    )
+
+
+def climbing(groups: list[Group]) -> str:
+    """Where chains end higher than they began, in any seed; else nothing."""
+    told = []
+    for group in groups:
+        if group.first.config["method"].get("noise") == "langevin":  # a sampler's chains may end anywhere
+            continue
+        ends = [(run.summary["chain"]["mean"][0], run.summary["chain"]["mean"][-1]) for run in group.runs]
+        found = [(start, end) for start, end in ends if start is not None and end is not None and end > start + CLIMB]
+        if found:
+            start, end = max(found, key=lambda pair: pair[1] - pair[0])
+            told.append(f"those of {group.label} from {start:.3g} to {end:.3g}")
+    if not told:
+        return ""
+    return (
+        f"Chains climb instead of falling: {'; '.join(told)}. Their steps throw them to where unknown is certain "
+        "already, and the energy term teaches little. Lower method.step or method.lam."
     )
 
 
