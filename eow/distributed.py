@@ -52,3 +52,12 @@ def process_group(device_name: str) -> Iterator[Place]:
     finally:
         gc.collect()  # DDP objects sit in reference cycles; one that outlives its process group ends in an abort
         torch.distributed.destroy_process_group()
+
+
+def mean_over_ranks(values: list[float], device: torch.device) -> list[float]:
+    """The means over all processes there are, the same in each."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return values
+    sums = torch.tensor(values, dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(sums)
+    return [value / torch.distributed.get_world_size() for value in sums.tolist()]

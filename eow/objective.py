@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from eow.batches import check_finite, check_range, labels_of
 from eow.config import build
+from eow.distributed import mean_over_ranks
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
 from eow.models import SplitModel, frozen_statistics
@@ -60,10 +61,7 @@ def raise_unknown(method: EOW, x: Tensor, y: Tensor) -> None:
             missing = torch.stack([1 - torch.sigmoid(each + shift).mean() for each in rest]).mean()
             enough = torch.sigmoid(data + shift).mean() > method.options.lam * missing
             low, high = torch.where(enough, low, shift), torch.where(enough, shift, high)
-        if in_parallel():
-            torch.distributed.all_reduce(shift)
-            shift = shift / torch.distributed.get_world_size()
-        model.head.bias[-1] += shift
+        model.head.bias[-1] += mean_over_ranks([float(shift)], x.device)[0]
 
 
 def measure_features(model: UpgradedModel, x: Tensor) -> None:
@@ -79,11 +77,8 @@ def measure_features(model: UpgradedModel, x: Tensor) -> None:
             model(x)
     finally:
         handle.remove()
-    squares = read[-1].double().square().sum(-1).mean()
-    if in_parallel():
-        torch.distributed.all_reduce(squares)
-        squares = squares / torch.distributed.get_world_size()
-    head.measure(float(squares))
+    squares = float(read[-1].double().square().sum(-1).mean())
+    head.measure(mean_over_ranks([squares], x.device)[0])
 
 
 def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:

@@ -204,6 +204,8 @@ class Training:
             step = min(epoch * len(self.batches) + index, steps - 1)
             rate = learning_rate(step, steps, len(self.batches), self.settings) * 0.5**self.rollbacks
             self.set_rate(rate)
+            if index == 0:
+                self.method.first_batch(x, y)
             if self.graphed:
                 key = (self.method.phase(), x.shape)
                 if key not in self.graphs:

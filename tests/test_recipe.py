@@ -36,12 +36,21 @@ DATA = {"name": "digits", "holdout": 0.3}
 HIDDEN = {"hidden": [16, 16]}
 
 
-@pytest.mark.parametrize(("cut", "unknown"), [("penultimate", "linear"), ("stage1", "quadratic"), ("stage1", "convex")])
-def test_a_branch_is_the_whole_run(cut: str, unknown: str) -> None:
+@pytest.mark.parametrize(
+    ("cut", "unknown", "onset"),
+    [
+        ("penultimate", "linear", "as_is"),
+        ("stage1", "quadratic", "as_is"),
+        ("stage1", "convex", "as_is"),
+        ("penultimate", "quadratic", "settled"),
+    ],
+)
+def test_a_branch_is_the_whole_run(cut: str, unknown: str, onset: str) -> None:
     place = Place(torch.device("cpu"))
     common = {"data": DATA, "train": {"epochs": 3}}
     earlier = resolve({**common, "model": HIDDEN, "method": {"start_epoch": 2}})
-    config = resolve({**common, "model": {**HIDDEN, "cut": cut, "unknown": unknown}, "method": {"start_epoch": 1}})
+    method = {"start_epoch": 1, "onset": onset}
+    config = resolve({**common, "model": {**HIDDEN, "cut": cut, "unknown": unknown}, "method": method})
     data = load_sets(config.data, 0)
     start = trunk(begin(earlier, data, place), 1)
     parted, whole = begin(config, data, place), begin(config, data, place)

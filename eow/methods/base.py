@@ -92,6 +92,9 @@ class Method(nn.Module):
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Called before every epoch, for methods whose loss depends on the time."""
 
+    def first_batch(self, x: Tensor, y: Tensor) -> None:
+        """Called with the first batch of every epoch, before its step and outside of anything captured."""
+
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 

@@ -30,10 +30,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from eow.distributed import mean_over_ranks
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, open_prediction, shifted_prediction
 from eow.methods.fence import Fence
 from eow.methods.holdout import checked, collect, require_fitted
+from eow.methods.onset import scale_and_shift
 from eow.methods.temperature import fit_temperature_and_bias
 from eow.models import SplitModel, frozen_statistics
 from eow.models.layers import OpenLinear
@@ -46,6 +48,8 @@ MOST_FENCED = 50_000  # training samples whose features a fence is fitted on
 FEWEST = 30  # held-out samples that a mean unknown can be taken of
 PRIOR_WIDTH = 0.5  # of log T before any held-out sample is seen; a few hundred of them outweigh it
 CLIMB = 0.5  # of the chains' mean energy over an epoch, from which on it is worth a word: they are meant to fall
+ROUNDS = 8  # of settling, at most
+SETTLED = 0.1  # the change of the logits' scale, as a logarithm, below which a round is the last
 PROFILED = 256  # training samples whose features the chains of `diagnose` may start from
 
 
@@ -59,6 +63,9 @@ class EOWOptions(NoOptions):
         "none"  # holdout: fit a temperature and the rate ρ to data.holdout at the end
     )
     start_epoch: int | float = 0.67  # the energy term's first epoch (from 0); below 1, a share of the epochs
+    onset: Literal["as_is", "settled"] = (
+        "as_is"  # settled: a head that fits a late term before its first step (onset.py)
+    )
     fence: int = 0  # the rank of the fence around the training features (fence.py); 0: none
     chains: int = 64  # a step, on each device
     start: str = "features"  # where chains start, see sampling/chains.py
@@ -125,10 +132,10 @@ class EOW(Method):
                 f"method.steps is {options.steps} and method.step {options.step}: they must be at least 0 and above 0"
             )
         self.shift = options.shift  # what is wrong with it is said now, not after training
-        if (self.shift or options.calibrate == "holdout") and model.head.bias is None:
+        if (self.shift or options.calibrate == "holdout" or options.onset == "settled") and model.head.bias is None:
             raise EowError(
-                "method.unknown_rate and method.calibrate shift a bias, which the model's head does not have: leave "
-                "them out"
+                "method.unknown_rate, method.calibrate and method.onset shift a bias, which the model's head does not "
+                "have: leave them out"
             )
         noise_scale(options.noise, options.step)
         self.starts = Starts(
@@ -140,7 +147,7 @@ class EOW(Method):
                 f"method.encoder='joint' needs chains that start from features or mixed, not {options.start!r}"
             )
         self.fence = self.make_fence() if options.fence else None
-        self.active = True
+        self.active, self.begins = True, False
         self.sampler: Sampler | None = None
         self.tally, self.climbed = Tally(), False
 
@@ -163,12 +170,36 @@ class EOW(Method):
             self.starts.buffer.fill(self.stream.manual_seed(derive("buffer", self.seed, rank)))
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
-        self.active = epoch >= self.options.first_epoch(epochs)
+        first = self.options.first_epoch(epochs)
+        self.active, self.begins = epoch >= first, epoch == first > 0
         if isinstance(self.model.head, OpenLinear):
             self.model.head.curved = self.active
 
     def phase(self) -> bool:
         return self.active
+
+    def first_batch(self, x: Tensor, y: Tensor) -> None:
+        if self.begins and self.options.onset == "settled":
+            self.settle(x[: len(y)], y)
+
+    def settle(self, x: Tensor, y: Tensor) -> None:
+        """Scale the logits and shift the unknown until the objective of this batch is lowest, with new chains after
+        each change: they go elsewhere then. Every rank ends with the mean of what the ranks find."""
+        counted, head = self.tally.sums.clone(), self.model.head
+        for _ in range(ROUNDS):
+            with torch.no_grad(), frozen_statistics(self.model), torch.autocast(x.device.type, enabled=False):
+                z = self.model.encoder(x)
+                ends = self.draw_negatives(z, y)
+                logits = [self.model.tail(part.clone()).double().cpu().numpy() for part in (z, ends)]
+            scale, shift = scale_and_shift(logits[0], y.cpu().numpy(), logits[1], self.options.lam)
+            log, shift = mean_over_ranks([math.log(scale), shift], x.device)
+            with torch.no_grad():
+                for parameter in head.parameters():
+                    parameter.mul_(math.exp(log))
+                head.bias[-1] += shift
+            if abs(log) < SETTLED:
+                break
+        self.tally.sums.copy_(counted)
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         self.project()

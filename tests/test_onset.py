@@ -1,0 +1,185 @@
+"""A head that fits the energy term before its first step: the two numbers against a minimiser that knows nothing of
+them, and what they do to a training."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch.nn.functional import cross_entropy, softplus
+
+from eow import runs
+from eow.config import resolve
+from eow.data.sets import load_sets
+from eow.distributed import Place
+from eow.errors import EowError
+from eow.methods.onset import LARGEST, SMALLEST, scale_and_shift
+from eow.models import SplitModel
+from eow.training import Training
+
+LAM = 0.02
+
+
+def logits(count: int, scale: float, seed: int) -> np.ndarray:
+    return scale * np.random.default_rng(seed).normal(size=(count, 6))
+
+
+def objective(data: np.ndarray, labels: np.ndarray, chains: np.ndarray, s: float, b: float) -> float:
+    """Eq. 4 as it is written."""
+    shift = torch.zeros(6, dtype=torch.float64)
+    shift[-1] = b
+    known = cross_entropy(s * torch.from_numpy(data) + shift, torch.from_numpy(labels))
+    unknown = -(s * torch.from_numpy(chains) + shift).log_softmax(1)[:, -1]
+    return float(known + LAM * unknown.mean())
+
+
+@pytest.mark.parametrize("scale", [0.7, 1.5, 40.0])
+def test_the_two_numbers_are_the_minimum_of_the_objective(scale: float) -> None:
+    data, chains = logits(200, scale, 1), logits(64, scale, 2)
+    labels = data[:, :5].argmax(1)
+    labels[:40] = np.random.default_rng(3).integers(0, 5, 40)
+    s, b = scale_and_shift(data, labels, chains, LAM)
+    found = objective(data, labels, chains, s, b)
+    bounds = [(math.log(SMALLEST), math.log(LARGEST)), (-400.0, 400.0)]
+    others = [
+        minimize(lambda p: objective(data, labels, chains, math.exp(p[0]), p[1]), start, bounds=bounds).fun
+        for start in ([0.0, 0.0], [-0.5, 2 * scale], [0.4, -scale])
+    ]
+    assert found == pytest.approx(min(others), rel=1e-4)
+    assert SMALLEST <= s <= LARGEST
+
+
+def test_where_nothing_holds_the_scale_back_only_its_bound_does() -> None:
+    data = 3 * np.eye(6)[np.arange(60) % 5]
+    s, _ = scale_and_shift(data, np.arange(60) % 5, np.zeros((10, 6)), 1e-6)
+    assert s == pytest.approx(LARGEST, rel=1e-4)
+
+
+def begun(**method: Any) -> Training:
+    config = resolve({
+        "data": {"name": "digits", "holdout": 0.2}, "model": {"hidden": [32, 32], "unknown": "quadratic"},
+        "train": {"epochs": 6}, "method": {"start_epoch": 4, "lam": LAM, **method},
+    })  # fmt: skip
+    return runs.begin(config, load_sets(config.data, 0), Place(torch.device("cpu")))
+
+
+def overconfident(training: Training, factor: float = 10.0) -> SplitModel:
+    """Four epochs without a term, and then logits as if of many more."""
+    for epoch, _ in enumerate(training.epochs()):
+        if epoch == 3:
+            break
+    model: SplitModel = training.method.model
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter.mul_(factor)
+    return model.eval()
+
+
+def test_settling_leaves_the_classes_in_their_order_and_the_objective_low() -> None:
+    training = begun(onset="settled")
+    model = overconfident(training)
+    x, y = next(iter(training.batches.epoch(4)))
+    method: Any = training.method
+    method.begin_epoch(4, 6)
+    before, counted = model(x).detach(), method.tally.sums.clone()
+    method.first_batch(x, y)
+    after = model(x).detach()
+    ratio = (after[:, :-1] / before[:, :-1]).median()
+    assert 0.01 < ratio < 0.5
+    torch.testing.assert_close(after[:, :-1], ratio * before[:, :-1], rtol=1e-3, atol=1e-4)
+    assert torch.equal(method.tally.sums, counted)  # the log counts the chains of training alone
+
+    def loss(told: torch.Tensor) -> float:
+        with torch.no_grad():
+            ends = model.tail(method.draw_negatives(model.encoder(x), y))
+        odds = ends[:, -1] - ends[:, :-1].logsumexp(1)
+        return float(cross_entropy(told, y) + LAM * softplus(-odds).mean())
+
+    settled = loss(after)
+    with torch.no_grad():  # and back
+        model.head.bias[-1] -= after[0, -1] - ratio * before[0, -1]
+        for parameter in model.head.parameters():
+            parameter.div_(ratio)
+    torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-2)
+    assert settled < 0.5 * loss(before)
+
+
+@pytest.mark.parametrize(("onset", "epoch"), [("as_is", 4), ("settled", 3), ("settled", 5)])
+def test_only_the_term_s_first_epoch_settles_and_only_if_asked(onset: str, epoch: int) -> None:
+    training = begun(onset=onset)
+    x, y = next(iter(training.batches.epoch(0)))
+    before = [each.clone() for each in training.method.parameters()]
+    training.method.begin_epoch(epoch, 6)
+    training.method.first_batch(x, y)
+    assert all(torch.equal(one, other) for one, other in zip(before, training.method.parameters()))
+
+
+def test_a_term_from_the_start_has_nothing_to_settle() -> None:
+    training = begun(onset="settled", start_epoch=0)
+    x, y = next(iter(training.batches.epoch(0)))
+    before = [each.clone() for each in training.method.parameters()]
+    training.method.begin_epoch(0, 6)
+    training.method.first_batch(x, y)
+    assert all(torch.equal(one, other) for one, other in zip(before, training.method.parameters()))
+
+
+def test_a_late_term_meets_a_lower_loss() -> None:
+    """The energy term's mean over its first epoch, in logits that are far too large."""
+    means = {}
+    for onset in ("as_is", "settled"):
+        training = begun(onset=onset)
+        overconfident(training)
+        line = next(training.epochs(4))
+        means[onset] = line["energy"] + line["ce"]
+    assert means["settled"] < 0.5 * means["as_is"]
+
+
+def test_a_head_without_a_bias_is_told_of() -> None:
+    from eow.methods.eow import EOW, EOWOptions
+
+    encoder, head = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.nn.Linear(8, 4, bias=False)
+    with pytest.raises(EowError, match=r"method\.onset shift a bias"):
+        EOW(SplitModel(encoder, head), EOWOptions(onset="settled"), 3, (4,))
+
+
+PARALLEL = """
+import torch
+from eow.config import resolve
+from eow.data.sets import load_sets
+from eow.distributed import process_group
+from eow.runs import begin
+
+with process_group("cpu") as place:
+    config = resolve({"data": {"name": "digits"}, "model": {"hidden": [16, 16]}, "train": {"epochs": 3},
+                      "method": {"start_epoch": 2, "onset": "settled"}})
+    training = begin(config, load_sets(config.data, 0), place)
+    for line in training.epochs():
+        if line["epoch"] == 1:
+            break
+    method = training.method
+    method.begin_epoch(2, 3)
+    x, y = next(iter(training.batches.epoch(2)))
+    method.first_batch(x, y)
+    mine = torch.cat([each.detach().flatten() for each in method.model.head.parameters()])
+    both = [torch.empty_like(mine) for _ in range(2)]
+    torch.distributed.all_gather(both, mine)
+    assert torch.equal(*both)
+    sums = [torch.empty_like(x.sum()) for _ in range(2)]
+    torch.distributed.all_gather(sums, x.sum())
+    assert sums[0] != sums[1]
+"""
+
+
+def test_processes_with_batches_of_their_own_settle_alike(tmp_path: Path) -> None:
+    (tmp_path / "parallel.py").write_text(PARALLEL)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "parallel.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
