@@ -1,6 +1,7 @@
 """Somebody's data as the training loop wants it: pairs of tensors on the device, checked before they are used."""
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ NOT_FINITE = "the inputs hold NaN or infinite values: clean them first, for exam
 
 class LoaderBatches:
     """Somebody's loader of (input, label) pairs. With `unknown`, as many outliers follow the inputs of every batch: the
-    rows of x beyond len(y)."""
+    rows of x beyond len(y). A loader that goes on beyond its length, a stream say, is read as far as that."""
 
     split = "train"  # what is passed for training is taken for it
 
@@ -41,7 +42,7 @@ class LoaderBatches:
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         outliers = self.outliers() if self.unknown is not None else None
-        for batch in self.loader:
+        for batch in islice(self.loader, self.length):
             x, y = self.checked(batch)
             if outliers is not None:
                 x = torch.cat([x, take(outliers, len(x), x)])
@@ -49,7 +50,7 @@ class LoaderBatches:
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Everything once, without outliers, in the order of the loader."""
-        yield from map(self.checked, self.loader)
+        yield from map(self.checked, islice(self.loader, self.length))
 
     def checked(self, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = pair_of(batch)
@@ -138,6 +139,7 @@ def as_tensor(values: Any, what: str) -> Tensor:
 def inputs_of(values: Any, dtype: torch.dtype = torch.float32, integers: bool = False) -> Tensor:
     """Inputs in the precision of the network; whole numbers only where it takes them, as embeddings do."""
     x = as_tensor(values, "inputs")
+    check_dense(x)
     if integers and x.dim() and not x.is_floating_point() and not x.is_complex():
         return x.long()
     if not x.is_floating_point() or not x.dim():
@@ -164,6 +166,11 @@ def check_range(y: Tensor, classes: int) -> None:
             f"labels run from {int(y.min())} to {int(y.max())}, but the model has the classes 0 to {classes - 1}: "
             "number them so"
         )
+
+
+def check_dense(x: Tensor) -> None:
+    if x.layout is not torch.strided:
+        raise EowError(f"the inputs are a tensor of layout {x.layout}: pass x.to_dense()")
 
 
 def check_finite(x: Tensor) -> None:
@@ -206,12 +213,14 @@ def dataset_loader(data: Any, batch: int, what: str, *, training: bool = True) -
             "example data.inputs / 255 and data.labels"
         )
     if not isinstance(data, Dataset):
+        if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
+            raise EowError(f"the {what} is a {type(data).__name__}: pass an array, a Dataset or a loader of batches")
         return data
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not len(data):
         raise EowError(f"the {what} is a Dataset without samples or without a length: pass a list of its batches")
     try:
-        default_collate([data[0]])
-    except TypeError as error:
+        default_collate([data[place] for place in range(min(len(data), 2))])
+    except (TypeError, RuntimeError) as error:
         raise EowError(
             f"the samples of the {what} cannot be put into a batch ({str(error).splitlines()[0]}): give the Dataset a "
             "transform to tensors, or pass a DataLoader with its own collate_fn"

@@ -114,8 +114,9 @@ def export_classifier(
     shift = None if unknown_rate is None else prior_shift(unknown_rate, model.lam_)
 
     def answers(part: np.ndarray) -> Answers:
-        probs, unknown = shifted_probabilities(model.logits_of(part), shift or 0.0)
-        confidence, label = probs.max(1), probs.argmax(1)
+        logits = model.logits_of(part)
+        probs, unknown = shifted_probabilities(logits, shift or 0.0)
+        confidence, label = probs.max(1), logits[:, :-1].argmax(1)
         return Answers(np.where(confidence >= threshold, label, -1), confidence, unknown, probs)
 
     parts = in_batches(rows)

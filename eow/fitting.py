@@ -77,6 +77,11 @@ def fit(
     if holdout is not None and issubclass(kind, EOW):
         fitted = MODERN_EOW["method"] if upgraded else {"calibrate": "holdout"}
         options = {**fitted, **options}
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise EowError(
+            f"the optimizer is of the type {type(optimizer).__name__} and made already: name one, optimizer='adam', or "
+            "write the loop around eow.OpenWorldLoss"
+        )
     wishes = {"epochs": epochs, "batch": batch, "optimizer": optimizer, "lr": lr, "weight_decay": weight_decay}
     wishes = {key: plain(value) for key, value in wishes.items()}
     # Somebody else's forward may wait for the device, which a captured step must not.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eow.batches import check_finite, check_range, labels_of
+from eow.batches import check_dense, check_finite, check_range, labels_of
 from eow.config import build
 from eow.distributed import mean_over_ranks
 from eow.errors import EowError
@@ -51,7 +51,7 @@ def raise_unknown(method: EOW, x: Tensor, y: Tensor) -> None:
     negatives: there the derivative of eq. 4 is zero. The K logits stay as they are, so no label changes among the K."""
     model, count = method.model, len(y)
     with torch.no_grad(), frozen_statistics(model), torch.autocast(x.device.type, enabled=False):
-        z = model.encoder(x)
+        z = model.encoder(x.clone())  # somebody's forward may begin in place
         negatives = [method.draw_negatives(z[:count], y)]
         logits = [model.tail(part.clone()).float() for part in (z[:count], *negatives, z[count:]) if len(part)]
         data, *rest = (each[:, -1] - each[:, :-1].logsumexp(1) for each in logits)
@@ -74,7 +74,7 @@ def measure_features(model: UpgradedModel, x: Tensor) -> None:
     )
     try:
         with torch.no_grad(), frozen_statistics(model), torch.autocast(x.device.type, enabled=False):
-            model(x)
+            model(x.clone())
     finally:
         handle.remove()
     squares = float(read[-1].double().square().sum(-1).mean())
@@ -126,6 +126,9 @@ class OpenWorldLoss(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, unknown: Tensor | None = None) -> Tensor:
         self.check(x, y, unknown)
+        if torch.is_inference_mode_enabled():  # a validation: chains need gradients, and tensors that outlive it
+            with torch.inference_mode(False), torch.no_grad():
+                return self(x.clone(), y.clone(), None if unknown is None else unknown.clone())
         x = x.to(floating_type(self.model)) if x.is_floating_point() else x
         rows, y = x if unknown is None else torch.cat([x, unknown.to(x.device, x.dtype)]), y.long()
         terms = self.method(rows, y)(rows, y)
@@ -141,6 +144,7 @@ class OpenWorldLoss(nn.Module):
         if len(x) != len(labels_of(y)) or not len(x):
             raise EowError(f"the loss got {len(x)} inputs and {len(y)} labels: pass as many, and at least 1")
         check_range(y, self.classes)
+        check_dense(x)
         check_finite(x)
         if unknown is not None:
             if not isinstance(unknown, Tensor) or unknown.shape[1:] != x.shape[1:] or not len(unknown):

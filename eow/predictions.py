@@ -76,11 +76,13 @@ class Predictions:
         again."""
         logits, shift, count = *self.open_logits(rate), len(self.labels)
         probs, unknown = np.empty(self.probs.shape, np.float32), np.empty(count, np.float32)
+        label = np.empty(count, self.label.dtype)
         for first in range(0, count, CHUNK):  # in float64, a chunk at a time
             rows = slice(first, first + CHUNK)
             probs[rows], unknown[rows] = shifted_probabilities(logits[rows], shift)
+            label[rows] = logits[rows, :-1].argmax(1)  # not of probs, which may be 0 for all classes
             let_go(logits)
-        return Predictions(probs.argmax(1), probs.max(1), probs, unknown, self.labels, self.logits, self.manifest)
+        return Predictions(label, probs.max(1), probs, unknown, self.labels, self.logits, self.manifest)
 
 
 def losses(said: Predictions, renormalised: bool = False) -> np.ndarray:

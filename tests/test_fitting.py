@@ -801,3 +801,104 @@ def test_two_losses_may_wait_for_one_backward(unknown: str) -> None:
     loss = OpenWorldLoss(model, seed=0)
     (loss(x[:30], y[:30]) + loss(x[30:60], y[30:60])).backward()
     assert all(each.grad is not None and each.grad.isfinite().all() for each in model.tail.parameters())
+
+
+class Stream(IterableDataset):
+    """A stream that says how long an epoch of it is."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __iter__(self):
+        x, y = blobs(60)
+        while True:
+            yield from zip(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def test_a_stream_is_read_as_far_as_its_length() -> None:
+    stream = DataLoader(Stream(), 20)
+    method = fit(upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))), stream, epochs=2, holdout=stream)
+    assert method.predict(torch.zeros(2, 4)).probs.shape == (2, 3)
+
+
+class InPlace(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.body, self.fc = kind, nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return self.fc(h.relu_() if self.kind == "method" else nn.functional.relu(h, inplace=True))
+
+
+@pytest.mark.parametrize("kind", ["method", "function"])
+@pytest.mark.parametrize("cut", [None, "body"])
+def test_functions_in_place_behind_the_cut(kind: str, cut: str | None) -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(60))
+    torch.manual_seed(0)
+    model = InPlace(kind)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    where = None if cut is None else "0"
+    found, wanted = (fit(upgrade(m, cut=c), (x, y), epochs=2).predict(x) for m, c in ((model, cut), (plain, where)))
+    torch.testing.assert_close(found.logits, wanted.logits)
+
+
+def test_a_loss_in_inference_mode_is_a_validation() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(60))
+    norm = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+    for model, cut in ((nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), None), (norm, "0")):
+        loss, same = (OpenWorldLoss(upgrade(copy.deepcopy(model), cut=cut)) for _ in range(2))
+        with torch.inference_mode():
+            found = loss(x + 0, y + 0, unknown=x[:5] + 9)
+        with torch.no_grad():
+            assert found == same(x, y, unknown=x[:5] + 9)
+        assert not found.requires_grad
+        loss(x, y).backward()
+        assert all(each.grad is not None for each in loss.parameters())
+
+
+@pytest.mark.parametrize("rate", [None, 0.9])
+def test_labels_keep_the_classes_order_where_unknown_is_certain(rate: float | None) -> None:
+    """The probabilities of all classes are 0 there."""
+    model, x = upgrade(nn.Linear(4, 3)), torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    model.odds.fill_(0.02)
+    with torch.no_grad():
+        model.head.bias[-1] += 300
+    said = predict(model, x, unknown_rate=rate, threshold=0.0)
+    assert (said.unknown == 1).all()
+    assert (said.confidence == 0).all()
+    assert torch.equal(said.label, model(x)[:, :-1].argmax(1))
+
+
+def ragged(lengths: tuple[int, ...]) -> Dataset:
+    class Ragged(Dataset):
+        def __len__(self) -> int:
+            return len(lengths)
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return torch.zeros(lengths[index]), index % 3
+
+    return Ragged()
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda model, x, y: fit(model, ragged((4, 5, 4)), epochs=1), r"cannot be put into a batch \(.*collate_fn"),
+        (lambda model, x, y: fit(model, (x.to_sparse(), y)), r"layout torch.sparse_coo: pass x.to_dense\(\)"),
+        (lambda model, x, y: predict(model, x.to_sparse()), r"layout torch.sparse_coo: pass x.to_dense\(\)"),
+        (lambda model, x, y: OpenWorldLoss(model)(x.to_sparse(), y), r"pass x.to_dense\(\)"),
+        (lambda model, x, y: predict(model, None), "the input is a NoneType: pass an array"),
+        (
+            lambda model, x, y: fit(model, (x, y), optimizer=torch.optim.Adam(model.parameters())),
+            "the optimizer is of the type Adam and made already: name one, optimizer='adam', or",
+        ),
+    ],
+    ids=["ragged", "sparse fit", "sparse predict", "sparse loss", "none", "optimizer"],
+)
+def test_what_is_no_input_is_a_sentence(call, sentence: str) -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(60))
+    model = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    with pytest.raises(EowError, match=sentence):
+        call(model, x, y)

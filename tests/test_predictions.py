@@ -200,3 +200,13 @@ def test_files_that_call_the_odds_lam_are_read(tmp_path: Path) -> None:
     write(tmp_path / "x.safetensors", arrays(), older)
     unknown = read(tmp_path / "x.safetensors").at_unknown_rate(0.5).unknown  # logits of 0: 1/4 of the odds each
     np.testing.assert_allclose(unknown, 4 / 7, rtol=1e-6)
+
+
+def test_another_rate_keeps_the_labels_where_all_classes_are_0(tmp_path: Path) -> None:
+    logits = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    logits[:, -1] = 300
+    said = {**arrays(50), "label": logits[:, :3].argmax(1), "logits": logits}
+    write(tmp_path / "x.safetensors", said, MANIFEST)
+    found = read(tmp_path / "x.safetensors").at_unknown_rate(0.5)
+    assert not found.probs.any()
+    np.testing.assert_array_equal(found.label, said["label"])

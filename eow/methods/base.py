@@ -17,7 +17,8 @@ from eow.openworld import prior_shift
 class Prediction(NamedTuple):
     """What a method says about a batch: probs.sum(1) + unknown == 1, with unknown 0 where a method has none.
 
-    label and confidence are argmax and max of probs unless the method's paper says otherwise.
+    label and confidence are argmax and max of probs unless the method's paper says otherwise; where probs are too small
+    to be told apart, label is the largest logit's.
     """
 
     label: Tensor  # (N,) int64
@@ -143,16 +144,16 @@ def closed_prediction(logits: Tensor) -> Prediction:
     """The K-way softmax: all belief goes to the known classes."""
     logits = logits.float()
     probs = logits.softmax(1)
-    confidence, label = probs.max(1)
-    return Prediction(label, confidence, probs, torch.zeros_like(confidence), logits)
+    confidence = probs.amax(1)
+    return Prediction(logits.argmax(1), confidence, probs, torch.zeros_like(confidence), logits)
 
 
 def open_prediction(logits: Tensor) -> Prediction:
-    """The K+1-way softmax: the last logit is the unknown, and confidence is not renormalised over the K classes."""
+    """The K+1-way softmax: the last logit is the unknown, and confidence is not renormalised over the K classes. The
+    label is of the logits: where unknown is certain, the probabilities of all classes may be 0."""
     logits = logits.float()
     probs = logits.softmax(1)
-    confidence, label = probs[:, :-1].max(1)
-    return Prediction(label, confidence, probs[:, :-1], probs[:, -1], logits)
+    return Prediction(logits[:, :-1].argmax(1), probs[:, :-1].amax(1), probs[:, :-1], probs[:, -1], logits)
 
 
 def label_or_unknown(said: Prediction, threshold: float | None) -> Tensor:

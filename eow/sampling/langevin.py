@@ -105,11 +105,10 @@ def run_chain(
     z = start.clone()
     capped = torch.zeros(len(z), dtype=torch.bool, device=z.device)
     energies = torch.empty(steps + 1, len(z), device=z.device)
-    in_place = any(getattr(module, "inplace", False) for module in tail.modules())
     with frozen_statistics(tail), torch.enable_grad():
         for t in range(steps):
             z.requires_grad_(True)
-            value = energy_of(tail(z.clone() if in_place else z).to(z.dtype))
+            value = energy_of(tail(z.clone()).to(z.dtype))  # a tail may begin with an operation in place
             (gradient,) = torch.autograd.grad(value.sum(), z)
             energies[t] = value.detach()
             z = z.detach() - 0.5 * step * gradient
