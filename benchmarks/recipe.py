@@ -34,6 +34,7 @@ from eow.data.dataset import few
 from eow.data.loader import Batches
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device
+from eow.errors import EowError
 from eow.methods.eow import PRIOR_WIDTH
 from eow.methods.fence import Fence
 from eow.methods.temperature import fit_temperature
@@ -51,7 +52,8 @@ Arrays = dict[str, np.ndarray]
 
 def sets_of(data: RunData, outliers: Path | None, seed: int) -> tuple[Dataset, dict[str, Dataset]]:
     """The held-out part, and outliers of its shape."""
-    assert data.holdout is not None
+    if data.holdout is None:
+        raise EowError("a search measures on held-out training data: give --holdout a share above 0")
     known, stream = data.holdout, np.random.default_rng(seed)
     images = known.inputs
     flat = images.reshape(len(images), -1) if images.ndim == 2 else images.reshape(*images.shape[:2], -1)

@@ -10,9 +10,12 @@ from eow.distributed import Place
 from eow.errors import EowError
 from eow.training import Training
 
+FILE = "checkpoint.safetensors"  # rank 0's, beside those of other ranks
+FILES = "checkpoint*"
+
 
 def save(training: Training, folder: Path, place: Place, epoch: int, data_hash: str) -> None:
-    """A checkpoint. Other ranks write what is theirs alone first; rank 0's file makes the epoch count."""
+    """A checkpoint. Other ranks write theirs first; rank 0's file makes the epoch count."""
     state = training.state()
     header = {"epoch": epoch, "rollbacks": training.rollbacks, "world": place.world, "data": data_hash}
     if place.rank:
@@ -20,15 +23,25 @@ def save(training: Training, folder: Path, place: Place, epoch: int, data_hash: 
     if place.world > 1:
         torch.distributed.barrier()
     if place.rank == 0:
-        storage.write_tensors(folder / "checkpoint.safetensors", state, header)
+        storage.write_tensors(folder / FILE, state, header)
         for file in folder.glob("checkpoint-rank*"):
             if not file.name.endswith(f"-{epoch}.safetensors"):
                 file.unlink()
 
 
+def exists(folder: Path) -> bool:
+    """Whether an epoch has been kept."""
+    return (folder / FILE).exists()
+
+
+def remove(folder: Path) -> None:
+    for file in folder.glob(FILES):
+        file.unlink()
+
+
 def restore(training: Training, folder: Path, place: Place, data_hash: str) -> int:
     """The epoch of the last checkpoint, whose state the training now has."""
-    state, header = storage.read_tensors(folder / "checkpoint.safetensors")
+    state, header = storage.read_tensors(folder / FILE)
     try:
         epoch, rollbacks = counts_in(header, training)
         if header["data"] != data_hash:

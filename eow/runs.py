@@ -166,7 +166,7 @@ def optimise(
 ) -> None:
     """All epochs, from the last checkpoint on, with log and checkpoints. A stop keeps the last whole epoch."""
     log, last = storage.Log(folder / "log.jsonl"), -1
-    if (folder / "checkpoint.safetensors").exists():
+    if checkpoints.exists(folder):
         last = checkpoints.restore(training, folder, place, data.train.hash)
     if place.rank == 0:
         log.keep(lambda line: line.get("epoch", -1) <= last)
@@ -256,8 +256,7 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
         **({} if chain is None else {"chain": chain}),
     }  # fmt: skip
     storage.write_json(folder / "summary.json", summary)
-    for file in folder.glob("checkpoint*"):
-        file.unlink()
+    checkpoints.remove(folder)
     return summary
 
 

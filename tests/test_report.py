@@ -323,6 +323,18 @@ def test_the_command_makes_the_same_settings_again(trained: list[Path]) -> None:
     assert to_table(again) == storage.read_json(trained[2] / "config.json")
 
 
+def test_where_the_data_lies_is_nobody_s_business_and_a_switch_is_said_as_it_is_read(
+    trained: list[Path], tmp_path: Path
+) -> None:
+    nesterov = not storage.read_json(trained[2] / "config.json")["train"]["nesterov"]
+    copied = copy(trained[2], tmp_path / "run", data={"root": "/home/somebody"}, train={"nesterov": nesterov})
+    details = sections_of([copied])[0].details
+    assert not any("somebody" in detail.text for detail in details)
+    words = shlex.split(details[0].text)
+    settings = [value for flag, value in pairwise(words) if flag == "--set"]
+    assert from_assignments(settings)["train"]["nesterov"] is nesterov
+
+
 def test_pictures_for_a_paper_are_one_file_or_one_each(trained: list[Path], tmp_path: Path) -> None:
     files = report(trained, tmp_path / "figures", "png")
     assert {file.name for file in files} >= {"reliability.png", "thresholds.png", "training.png", "chain.png"}

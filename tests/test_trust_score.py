@@ -25,9 +25,11 @@ def make(width: int = 4, **options: object) -> TrustScore:
     return TrustScore(model, build(TrustScore.Options, options, "method"), 3, (width,), seed=0)
 
 
-def batches(samples: int = 90, split: str = "train", seed: int = 0, width: int = 4) -> Batches:
-    """Blobs with every ninth label wrong: a held-out split with errors, whatever the network."""
+def batches(samples: int = 90, split: str = "train", seed: int = 0, width: int = 4, twins: int = 0) -> Batches:
+    """Blobs with every ninth label wrong: a held-out split with errors, whatever the network. The first `twins` are
+    those of seed 0."""
     x, y = blobs(samples, width=width, seed=seed)
+    x[:twins] = blobs(90, width=width)[0][:twins]
     y[::9] = (y[::9] + 1) % 3
     data = Dataset("blobs", split, x, y, ("a", "b", "c"))
     return Batches(data, 40, Transform((0.0,), (1.0,)), torch.device("cpu"))
@@ -170,16 +172,18 @@ def test_a_split_without_an_error_keeps_the_ranking(right: bool) -> None:
     assert expit(scores + offset).mean() == pytest.approx((41 if right else 1) / 42, abs=1e-9)
 
 
-def test_confidence_is_the_link_and_the_rest_is_spread_by_the_softmax() -> None:
+@pytest.mark.parametrize("twins", [0, 2])
+def test_confidence_is_the_link_and_the_rest_is_spread_by_the_softmax(twins: int) -> None:
     method, train = make(), batches()
     x = batches(50, seed=2).inputs
     with pytest.raises(EowError, match="not been fitted"):
         method.predict(x)
-    held = batches(60, seed=1)
+    held = batches(60, seed=1, twins=twins)
     method.finish(train, held)
     stored, said_of_held = penultimate(method, train.inputs), method.model(held.inputs).argmax(1).numpy()
     on_held = np.log(brute_force(stored, train.dataset.labels, penultimate(method, held.inputs), said_of_held))
     low, high = fences(on_held)
+    assert ((on_held < low) | (on_held > high)).sum() == twins
     link = fit_link(on_held.clip(low, high), said_of_held == held.dataset.labels)
     np.testing.assert_allclose(method.link.numpy(), (*link, low, high), rtol=1e-4)
     h = method.model(x).detach().double().softmax(1).numpy()
@@ -197,6 +201,17 @@ def test_confidence_is_the_link_and_the_rest_is_spread_by_the_softmax() -> None:
             assert said.probs[row, column].item() == pytest.approx(expected, rel=2e-3, abs=1e-6)
     torch.testing.assert_close(said.probs.sum(1), torch.ones(50))
     assert (said.unknown == 0).all()
+
+
+def test_scores_beyond_the_fences_count_as_the_fence() -> None:
+    """A training sample lies at distance 0 from one of its class, so its score is as far out as scores go."""
+    method, train = make(layer="input"), batches()
+    method.finish(train, batches(60, seed=1))
+    slope, offset, low, high = method.link.tolist()
+    scores = method.judge(train.inputs[:5])[1]
+    assert ((scores < low) | (scores > high)).all()
+    wanted = torch.sigmoid(slope * scores.clamp(low, high) + offset).float()
+    torch.testing.assert_close(method.predict(train.inputs[:5]).confidence, wanted, rtol=1e-3, atol=0)
 
 
 def test_a_certain_softmax_still_leaves_something_to_the_others() -> None:
