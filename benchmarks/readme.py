@@ -24,7 +24,7 @@ unseen) in %:
 ABOUT_CIFAR = """CIFAR-100, ResNet-50, 15 epochs, one H200 ([record]({folder}/record.md) with plan, commands and
 paired differences). Mean ± standard deviation over 6 seeds, over 3 where marked *, with 894 of 50,000 images held out,
 none where marked °; ova_dm's settings were not searched for CIFAR-100. ECE in % and, in brackets, what a calibrated
-model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by vanilla's confidence {cifar10:.1f} and {svhn:.1f}),
+model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by vanilla's confidence {near}),
 noise and permuted pixels by unknown, without one by confidence:
 """
 ABOUT_TABULAR = f"""`EOWClassifier` beside scikit-learn's classifiers with their defaults, five splits
@@ -65,8 +65,9 @@ def cifar_table() -> str:
     titled |= {f"{method} *{'' if method in CONTROLS else '°'}": figures for method, figures in rest.items()}
     rows = [[title, *cifar_cells(figures)] for title, figures in titled.items()]
     header = ["method", "accuracy %", "ECE % (null)", "NLL", "NLL of K", "CIFAR-10", "SVHN", "noise", "permuted"]
-    plain = {name: 100 * core["vanilla"][f"AUROC confidence %: {name}"]["mean"] for name in ("cifar10", "svhn")}
-    return f"{ABOUT_CIFAR.format(folder=CIFAR, **plain)}\n{markdown(header, rows)}"
+    plain = [core["vanilla"][f"AUROC confidence %: {name}"]["mean"] for name in ("cifar10", "svhn")]
+    near = " and ".join(f"{100 * value:.1f}" for value in plain)
+    return f"{ABOUT_CIFAR.format(folder=CIFAR, near=near)}\n{markdown(header, rows)}"
 
 
 def cifar_cells(figures: dict[str, Any]) -> list[str]:
