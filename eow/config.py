@@ -275,13 +275,13 @@ def check_training(train: TrainConfig, seed: int, section: str = "train") -> Non
 
 def check(config: RunConfig) -> None:
     """What types alone cannot say."""
-    from eow.data import check_name
+    from eow.data import refuse_twice_permuted
     from eow.methods import method_named
 
     train, data, method = config.train, config.data, method_named(config.method.name)
     check_training(train, config.seed)
     for name in (data.name, *data.outliers):
-        check_name(name)
+        refuse_twice_permuted(name)
     for key in ("holdout", "certify", "limit"):
         if isinstance(value := getattr(data, key), str):
             if value != "auto":

@@ -26,15 +26,15 @@ def demo_config(method: str, seed: int) -> RunConfig:
     return resolve(wishes)
 
 
-def run_demo(folder: Path, seed: int = 0, resume: bool = False) -> dict[str, dict[str, Any]]:
+def run_demo(folder: Path, seed: int = 0) -> dict[str, dict[str, Any]]:
     """Train both methods into `folder`, print the table, and return its figures by method."""
     console.print("digits 0-7 are known; 8 and 9 are never seen in training and should be less sure and more unknown")
     figures = {}
     for method in ("vanilla", "eow"):
-        if not resume and (folder / method / "config.json").exists():
+        if (folder / method / "config.json").exists():
             shutil.rmtree(folder / method)  # an old demo, which this one replaces
         with one_thread():
-            summary = train(demo_config(method, seed), folder / method, resume=resume)
+            summary = train(demo_config(method, seed), folder / method)
         figures[method] = row(summary)
     write_json(folder / "table.json", figures)
     print_table(

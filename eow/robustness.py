@@ -2,6 +2,7 @@
 
     predict_corrupted(run, test)        what the run says about every variant, one file a corruption in its folder
     corruption_figures(folder)          accuracy, ECE and NLL of each from those files, and their means per severity
+    write_corruptions(folder)           both, for a run by its folder, into corruptions.json there
 
 A file keeps what the figures need: label, confidence, the probability of the true class and unknown. For 10,000 images
 that is 15 MB in all, where whole predictions of 100 classes would be 760. It is used again only if weights, data,
@@ -30,6 +31,28 @@ if TYPE_CHECKING:
 FOLDER = "corrupted"
 FIELDS = {"label": "iu", "labels": "iu", "confidence": "f", "likelihood": "f", "unknown": "f"}  # each (5, N)
 FIGURES = ("accuracy", "ece", "null_ece", "nll", "confidence", "unknown")
+
+
+def write_corruptions(
+    folder: Path,
+    root: str,
+    device: str,
+    *,
+    seed: int = 0,
+    official: str | Path | None = None,
+    watch: Callable[[Iterable[str]], Iterable[str]] = iter,
+) -> dict[str, Any]:
+    """corruptions.json: the run's figures on its test images under every corruption, which are returned. What was
+    predicted before a kill is not predicted again. `watch` is handed the steps and hands them on: a progress bar."""
+    from eow import runs
+    from eow.distributed import pick_device
+
+    run = runs.load(folder, str(pick_device(device)))
+    for _ in watch(predict_corrupted(run, runs.own_test_set(run, root), seed=seed, official=official)):
+        pass
+    figures = corruption_figures(folder)
+    storage.write_json(folder / "corruptions.json", figures)
+    return figures
 
 
 def predict_corrupted(

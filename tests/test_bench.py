@@ -3,26 +3,31 @@
 import io
 import json
 import os
+import shlex
+import shutil
 import signal
+import sys
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from eow import storage
+from eow import cli, storage
 from eow.bench import bench, engines, schedule
 from eow.bench.grid import Grid, read_grid
-from eow.bench.records import write_record
+from eow.bench.records import record_folder, write_record
 from eow.bench.table import make_table
 from eow.bench.view import duration, epochs_of, picture
 from eow.config import to_table
 from eow.errors import EowError
 from eow.runs import train
+from eow.stopping import Terminated
 
 TEXT = """
 [grid]
@@ -130,7 +135,8 @@ def test_a_run_that_only_has_the_name_is_not_taken_for_the_cell(grid: Grid, tmp_
 def test_a_record_holds_what_it_takes_and_no_weights(finished: tuple[Path, dict, str], tmp_path: Path) -> None:
     folder, table, _ = finished
     read, runs = read_grid(folder / "small.toml", "quick"), folder / "out" / "runs"
-    record = write_record(read, table, runs, "eow bench small.toml", 12.0, tmp_path / "records")
+    record = record_folder("small-quick", "eow bench small.toml", tmp_path / "records")
+    write_record(record, read, table, runs, "eow bench small.toml", 12.0)
     assert record.name == f"{time.strftime('%Y-%m-%d')}_small-quick"
     assert {file.name for file in record.iterdir()} == {
         "grid.toml", "environment.json", "runs.json", "log.jsonl", "table.json", "table.md", "table.csv", "record.md"
@@ -149,6 +155,136 @@ def test_a_record_holds_what_it_takes_and_no_weights(finished: tuple[Path, dict,
     assert "failed: jem, seed 0" in text
     for file in record.iterdir():
         assert str(folder) not in file.read_text(), file.name  # no path of this machine
+
+
+def test_a_record_says_where_runs_differ_and_which_data_is_not_official(
+    finished: tuple[Path, dict, str], tmp_path: Path
+) -> None:
+    folder, table, _ = finished
+    runs, command = tmp_path / "runs", "eow bench small.toml"
+    shutil.copytree(folder / "out" / "runs", runs)
+    grid = read_grid(folder / "small.toml", "quick", only=("vanilla",))
+    record = record_folder("small-quick", command, tmp_path / "records")
+    write_record(record, grid, table, runs, command, 1.0)
+    plain = (record / "record.md").read_text()
+    assert "environment(s)" not in plain
+    assert "official" not in plain
+    assert "others" not in storage.read_json(record / "environment.json")
+    other = runs / grid.cells[-1].name
+    made_with, summary = (storage.read_json(other / f"{name}.json") for name in ("environment", "summary"))
+    storage.write_json(other / "environment.json", {**made_with, "torch": "0.4.1"})
+    summary["sets"]["train"]["official"] = False
+    storage.write_json(other / "summary.json", summary)
+    write_record(record, grid, table, runs, command, 1.0)
+    text = (record / "record.md").read_text()
+    assert "; 1 more environment(s), see `environment.json`" in text
+    assert [each["torch"] for each in storage.read_json(record / "environment.json")["others"]] == ["0.4.1"]
+    assert "\nNot the official bytes: digits (train).\n" in text
+
+
+MADE = ["vanilla", "temperature", "eow"]  # of the finished grid: nothing is left to run
+
+
+def recorded() -> set[str]:
+    return {folder.name.removeprefix(f"{time.strftime('%Y-%m-%d')}_") for folder in Path("records").iterdir()}
+
+
+def test_a_changed_grid_has_a_record_of_its_own_that_says_its_command(
+    finished: tuple[Path, dict, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, _ = finished
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engines, "local", None)
+    Path("grids").mkdir()
+    Path("grids/small.toml").write_text(TEXT)
+    for _ in range(2):  # the same command again replaces its own
+        bench("grids/small.toml", folder / "out", only=MADE, settings=["data.name= digits"], record=True)
+    [name] = recorded()
+    assert name.startswith("small-quick-")
+    typed = ["eow", "bench", "grids/small.toml", "--size", "quick"]
+    typed += [*(word for each in MADE for word in ("--only", each)), "--set", "data.name= digits"]
+    text = Path("records", f"{time.strftime('%Y-%m-%d')}_{name}", "record.md").read_text()
+    [line] = [line for line in text.splitlines() if line.startswith("`")]
+    assert shlex.split(line.split("`")[1]) == typed
+    bench(folder / "small.toml", folder / "out", only=["eow"], record=True)
+    [other] = recorded() - {name}
+    assert other.startswith("small-quick-")
+    text = Path("records", f"{time.strftime('%Y-%m-%d')}_{other}", "record.md").read_text()
+    assert "`eow bench small.toml --size quick --only eow`" in text  # of an absolute path the name alone
+
+
+def test_the_record_of_another_command_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engines, "local", None)  # it is said before anything is run
+    Path("small.toml").write_text(TEXT)
+    folder = Path("records") / f"{time.strftime('%Y-%m-%d')}_small-quick"
+    folder.mkdir(parents=True)
+    kept = "`eow bench small.toml --size quick --only eow`, commit `0`.\n"  # begins as the command does
+    (folder / "record.md").write_text(kept)
+    with pytest.raises(EowError, match=f"{folder} is the record of another command than .*: move it away"):
+        bench("small.toml", record=True)
+    assert not Path("runs").exists()
+    assert [file.name for file in folder.iterdir()] == ["record.md"]
+    assert (folder / "record.md").read_text() == kept
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Terminated])
+def test_a_stop_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stop: type[BaseException]
+) -> None:
+    def stopped(*arguments: Any) -> None:
+        raise stop
+
+    monkeypatch.setattr(schedule, "start", stopped)
+    (tmp_path / "small.toml").write_text(TEXT)
+    command = ["eow", "bench", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == (130 if stop is KeyboardInterrupt else 143)
+    assert capsys.readouterr().err.strip() == "stopped; the same command goes on from here"
+    with pytest.raises(stop):
+        bench(tmp_path / "small.toml", tmp_path / "out")
+    assert capsys.readouterr().err.strip() == "stopped; the same command goes on from here"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen"),
+    [
+        ("auto", [("4", "auto"), ("7", "auto")]),
+        ("cuda", [("4", "cuda"), ("7", "cuda")]),
+        ("cuda:1", [("7", "cuda")]),  # the one that a worker sees is its cuda:0
+        ("cuda:2", []),
+        ("cpu", []),
+    ],
+)
+def test_a_worker_sees_one_gpu_and_is_told_of_no_other(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, seen: list[tuple[str, str]]
+) -> None:
+    def told(task: engines.Task, threads: int) -> tuple[str, str]:
+        time.sleep(0.5)  # so that each worker has one
+        assert threads == int(os.environ["OMP_NUM_THREADS"]) == 3
+        return os.environ["CUDA_VISIBLE_DEVICES"], os.environ["EOW_DEVICE"]
+
+    monkeypatch.setenv("EOW_DEVICE", wanted)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(engines, "run_task", told)
+    gpus = engines.own_gpus()
+    assert gpus == [name for name, _ in seen]
+    task = engines.Task(to_table(grid.cells[0].config), tmp_path / "run", None, False, False)
+    with engines.local(max(1, len(gpus)), 3, gpus) as engine:
+        futures: list[Any] = [engine.submit(task) for _ in range(engine.slots())]
+        wait(futures)
+    assert [future.result() for future in futures] == (seen or [("4,7", wanted)])
+
+
+def test_gpus_without_a_list_of_them_are_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    for wanted, names in {"cuda": ["0", "1"], "cuda:1": ["1"], "cuda:9": [], "cpu": []}.items():
+        monkeypatch.setenv("EOW_DEVICE", wanted)
+        assert engines.own_gpus() == names
 
 
 def fake(grid: Grid, runs: Path, behave) -> tuple[schedule.Progress, list[str], list[str]]:
@@ -215,8 +351,8 @@ def test_any_exception_of_a_cell_becomes_one_line(grid: Grid, tmp_path: Path, mo
         raise ZeroDivisionError("a line\nand another")
 
     monkeypatch.setattr("eow.runs.train", burst)
-    task = engines.Task(to_table(grid.cells[0].config), tmp_path / "run", None, False, False, 1)
-    outcome = engines.run_task(task)
+    task = engines.Task(to_table(grid.cells[0].config), tmp_path / "run", None, False, False)
+    outcome = engines.run_task(task, 1)
     assert outcome.error == "ZeroDivisionError: a line and another"
     assert "Traceback" in outcome.trace
 
@@ -230,8 +366,8 @@ def test_a_machine_without_our_disk_sends_the_files_back(
     cell = next(cell for cell in grid.cells if cell.config.method.name == "temperature")
     vanilla = next(each for each in grid.cells if each.name == cell.needs)
     here, absent = tmp_path / "here" / "runs", str(tmp_path / "no-mark")
-    task = engines.Task(to_table(vanilla.config), here / vanilla.name, None, True, False, 1)
-    outcome = engines.run_remote(task, absent, [])
+    task = engines.Task(to_table(vanilla.config), here / vanilla.name, None, True, False)
+    outcome = engines.run_remote(task, 1, absent, [])
     assert outcome.error == ""
     assert not here.exists()
     assert outcome.files is not None
@@ -239,8 +375,8 @@ def test_a_machine_without_our_disk_sends_the_files_back(
     assert schedule.is_finished(here / vanilla.name, vanilla.hash, False)
     assert "weights.safetensors" in outcome.files  # another cell takes them over
     assert not any(name.startswith("checkpoint") for name in outcome.files)
-    task = engines.Task(to_table(cell.config), here / cell.name, here / vanilla.name, False, False, 1)
-    second = engines.run_remote(task, absent, [])  # the vanilla run lies there, so that nothing needs to be lent
+    task = engines.Task(to_table(cell.config), here / cell.name, here / vanilla.name, False, False)
+    second = engines.run_remote(task, 1, absent, [])  # the vanilla run lies there, so that nothing needs to be lent
     assert second.error == ""
     assert second.files is not None
     assert "weights.safetensors" not in second.files
@@ -262,7 +398,7 @@ def test_a_run_is_also_evaluated_under_corruption_where_the_grid_says_so(
     grid = read_grid(tmp_path / "small.toml", "quick", only=("vanilla",), settings={"train": {"device": "cpu"}})
     [cell] = grid.cells
     folder = tmp_path / "runs" / cell.name
-    outcome = engines.run_task(engines.Task(to_table(cell.config), folder, None, False, grid.corruptions, 1))
+    outcome = engines.run_task(engines.Task(to_table(cell.config), folder, None, False, grid.corruptions), 1)
     assert outcome == engines.Outcome()
     assert schedule.is_finished(folder, cell.hash, True)
     [row] = make_table(grid, tmp_path / "runs", {})["rows"]

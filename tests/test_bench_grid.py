@@ -11,7 +11,7 @@ from eow import paper
 from eow.bench.beside import paper_figure
 from eow.bench.columns import FIGURES, OF_OUTLIERS, RANKINGS, SCORES, column_of, figures_of, value_at
 from eow.bench.grid import Grid, read_grid
-from eow.bench.hashes import config_hash
+from eow.bench.hashes import config_hash, files_hash
 from eow.config import resolve, to_table
 from eow.errors import EowError
 from eow.methods import METHODS
@@ -170,6 +170,37 @@ def test_a_hash_follows_the_content_of_a_users_own_file(tmp_path: Path) -> None:
     assert grid_of(tmp_path, text).cells[0].name != before
 
 
+def test_a_hash_follows_the_files_that_a_reader_sees_and_their_names(tmp_path: Path) -> None:
+    for place in ("set/cat/1.png", "set/dog/1.png", "elsewhere/1.png"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).write_text(place)
+    (tmp_path / "set" / "emu").symlink_to(tmp_path / "elsewhere")  # a class may be a link
+    folder = tmp_path / "set"
+    hashes = [files_hash(f"folder:{folder}")]
+    assert files_hash(f"permuted:folder:{folder}") == hashes[0]
+    (folder / ".DS_Store").write_text("of the system's")
+    (folder / "cat" / ".DS_Store").write_text("of the system's")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "2.png").write_text("hidden")
+    assert files_hash(f"folder:{folder}") == hashes[0]
+    (folder / "cat" / "1.png").rename(folder / "cat" / "0.png")  # the same bytes in the same order
+    hashes.append(files_hash(f"folder:{folder}"))
+    (folder / "cat" / "0.png").write_text("another")
+    hashes.append(files_hash(f"folder:{folder}"))
+    (tmp_path / "elsewhere" / "1.png").write_text("another")
+    hashes.append(files_hash(f"folder:{folder}"))
+    assert len({*hashes}) == 4
+
+
+def test_a_hash_follows_what_permuted_outliers_are_made_of(tmp_path: Path) -> None:
+    inputs, labels = blobs()
+    np.savez(tmp_path / "own.npz", x=inputs, y=labels)
+    text = TEXT.replace('"digits"', f'"digits", outliers = ["permuted:npz:{tmp_path}/own.npz"]')
+    before = grid_of(tmp_path, text).cells[0].name
+    np.savez(tmp_path / "own.npz", x=inputs + 1, y=labels)
+    assert grid_of(tmp_path, text).cells[0].name != before
+
+
 def matched(match: str) -> str:
     return f'seeds = 2\npaper = {{ table = "table1_calibration", match = {match} }}'
 
@@ -200,8 +231,11 @@ def matched(match: str) -> str:
         ("seeds = 2", matched("{ dataset = 3 }"), "grid.paper.match.dataset is 3"),
         ("seeds = 2", matched('{ dataset = "seed" }'), "grid.paper.match.dataset is 'seed'"),
         ("seeds = 2", matched('{ dataset = "data.nam" }'), "grid.paper.match.dataset is 'data.nam'"),
+        ("seeds = 2", matched('{ dataset = "train.name" }'), "grid.paper.match.dataset is 'train.name'"),
+        ("seeds = 2", matched('{ dataset = "method.lamb" }'), "grid.paper.match.dataset is 'method.lamb'"),
         ("seeds = 2", matched('{ data = "data.name" }'), "grid.paper.match has 'data'"),
         ('name = "small"', "name = 3", "grid.name is 3"),
+        ('name = "small"', 'name = "Small"', "small letters, digits, - and _ only"),
         ("seeds = 2", "seeds = 1000000000", "more than 10,000 seeds"),
         ("seeds = 2", 'seeds = 2\ncorruptions = "false"', "grid.corruptions is 'false'"),
         ("[quick]", "[quick]\nmethods = 3", "methods is 3"),
@@ -218,6 +252,17 @@ def test_a_mistake_is_named_with_its_file(tmp_path: Path, old: str, new: str, na
         grid_of(tmp_path, TEXT.replace(old, new))
     assert names in str(caught.value)
     assert "small.toml" in str(caught.value)
+
+
+def test_names_and_options_of_methods_find_the_papers_row(tmp_path: Path) -> None:
+    keys = '{ dataset = "data.name", lambda = "method.lam", method = "method.name" }'
+    about = f'seeds = 1\npaper = {{ table = "table3_lambda", match = {keys} }}'
+    text = (
+        TEXT.replace("seeds = 2", about).replace('name = "small"', 'name = "small_1"').replace('"digits"', '"cifar10"')
+    )
+    grid = grid_of(tmp_path, text, settings={"method": {"lam": 0.01}}, only=("eow",))
+    assert grid.name == "small_1"
+    assert paper_figure(grid, column_of("nll"), grid.cells[0]) == 0.36
 
 
 def test_what_is_asked_of_a_file_that_does_not_have_it(tmp_path: Path) -> None:

@@ -72,6 +72,14 @@ def test_means_deviations_and_the_papers_figures(tmp_path: Path) -> None:
     assert rows[0][5] == "-"
 
 
+def test_a_column_that_the_papers_table_does_not_have_has_none_beside_it(tmp_path: Path) -> None:
+    about = {"name": "small", "methods": ["vanilla"], "seeds": 1, "columns": ["accuracy", "nll"]}
+    about["paper"] = {"table": "table4_sgld_position", "match": {}}
+    grid = make_grid({"grid": about}, "quick", "", (), 0, {})
+    table = make_table(grid, write_runs(grid, tmp_path, FIGURES), {})
+    assert text_cells(table)[0] == ["method", "accuracy %", "paper", "NLL"]
+
+
 def test_marks_follow_a_paired_t_test_corrected_after_holm(tmp_path: Path) -> None:
     grid = small_grid(["accuracy", "ece"])
     table = make_table(grid, write_runs(grid, tmp_path, FIGURES), {})

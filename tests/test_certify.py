@@ -177,6 +177,20 @@ def test_a_fitted_method_is_certified_on_a_part_of_its_own(tmp_path: Path) -> No
     np.testing.assert_allclose(said.confidence, logits.softmax(1).amax(1).detach().numpy(), atol=1e-6)
 
 
+def test_a_sample_that_was_held_out_as_well_certifies_nothing(trained: Path) -> None:
+    run = runs.load(trained)
+    data = load_sets(run.config.data, run.config.seed)
+    held, part = data.holdout, data.certify
+    more = replace(
+        held,
+        inputs=np.concatenate([held.inputs, part.inputs[:3]]),
+        labels=np.concatenate([held.labels, part.labels[:3]]),
+        indices=None,
+    )
+    assert unseen_part(run, data).hash == part.hash
+    assert unseen_part(run, replace(data, holdout=more)).hash == part.subset(np.arange(3, len(part))).hash
+
+
 def test_held_out_data_serves_where_nothing_was_done_with_it(tmp_path: Path) -> None:
     folder = train(tmp_path / "vanilla", "vanilla", data={"holdout": 0.3})
     found = certify(folder, max_risk=0.2)

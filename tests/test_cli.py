@@ -75,6 +75,68 @@ def test_evaluate_prints_a_table_or_json(run: Path, call) -> None:
     assert json.loads(out)["test"]["nll"] == pytest.approx(figures["test"]["nll_renormalised"], rel=1e-5)
 
 
+def test_evaluate_refuses_the_test_set_as_unknowns(run: Path, pictures: Path, call, tmp_path: Path) -> None:
+    refused(call("evaluate", run, "--on", "digits"), "digits is what the run is tested on: choose other outliers")
+    refused(call("evaluate", run, "--on", f"npz:{pictures}"), "are of shape (1, 28, 28), but digits is (1, 8, 8)")
+    assert {file.stem for file in (run / "predictions").iterdir()} <= {"test", "unknown", "noise"}
+    folder = tmp_path / "run"
+    assert call("train", "--data", f"npz:{pictures}", "--out", folder, *TINY)[0] == 0
+    shutil.copy(pictures, tmp_path / "copy.npz")
+    refused(call("evaluate", folder, "--on", f"npz:{tmp_path}/copy.npz"), "copy.npz is what the run is tested on")
+    assert [file.name for file in (folder / "predictions").iterdir()] == ["test.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evaluate", "x", "--root", "y"], "--root goes with --on or --corruptions: add that, or leave --root out"),
+        (["evaluate", "x", "--device", "auto"], "--device goes with --on or --corruptions"),
+        (["evaluate", "x", "--allow-unofficial"], "--allow-unofficial goes with --on"),
+        (["evaluate", "x", "--allow-unofficial", "--corruptions"], "--allow-unofficial goes with --on"),
+        (["evaluate", "x", "--seed", "0"], "--seed goes with --corruptions"),
+        (["demo", "--all", "--seed", "0"], "--all has --seeds, from 0 on: leave --seed or --all out"),
+        (["demo", "--seeds", "9"], "--seeds goes with --all"),
+        (["demo", "--web", "--seeds", "3"], "--seeds goes with --all"),
+        (["demo", "--root", "y"], "--root goes with --web or --build"),
+        (["demo", "--all", "--root", "y"], "--root goes with --web or --build"),
+        (["demo", "--data", "mnist"], "--data goes with --web or --build"),
+        (["demo", "--port", "80"], "--port goes with --web"),
+        (["demo", "--build", "y", "--port", "80"], "--port goes with --web"),
+        (["demo", "--all", "--web"], "--all is a table and --web a page"),
+    ],
+)
+def test_options_that_nothing_would_read_are_refused(
+    call, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    for function in ("eow.demo.run_demo", "eow.demo.run_all", "eow.play.build", "eow.evaluate.evaluate"):
+        monkeypatch.setattr(function, lambda *arguments, **options: pytest.fail("it was run"))
+    refused(call(*arguments), words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function", "seeds"),
+    [
+        ([], "run_demo", 0),
+        (["--seed", "7"], "run_demo", 7),
+        (["--all"], "run_all", 3),
+        (["--all", "--seeds", "2"], "run_all", 2),
+    ],
+)
+def test_the_seeds_of_a_demo(
+    call, monkeypatch: pytest.MonkeyPatch, arguments: list[str], function: str, seeds: int
+) -> None:
+    asked: list[tuple] = []
+    monkeypatch.setattr(f"eow.demo.{function}", lambda *given: asked.append(given))
+    assert call("demo", "--out", "there", *arguments)[0] == 0
+    assert asked == [(Path("there"), seeds)]
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_every_kind_of_device_is_named(command: str) -> None:
+    shown = " ".join(CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200"}).output.split())
+    assert "auto, cpu, cuda, cuda:1 or mps." in shown
+
+
 def test_predict_images_and_arrays(run: Path, call, tmp_path: Path) -> None:
     pixels = load_data("digits", split="test").inputs[:3]  # of noise the unknown is 1 already: no rate would show
     np.save(tmp_path / "three.npy", pixels)
@@ -171,6 +233,7 @@ def test_nan_features_are_refused(call, tmp_path: Path) -> None:
         (["--unknown-classes", "1,2,3,4,5,6,7,8,9"], "fewer than 2 known"),
         (["--data", "mnist", "--root", "nowhere"], "eow data fetch mnist"),
         (["--data", "noise:1x8x8"], "at least 2 classes"),
+        (["--data", "digits", "--outliers", "digits"], "digits is what the run is tested on: choose other outliers"),
         (["--resident", "maybe"], "say yes or no"),
         (["--device", "moon"], "moon"),
         (["--device", "meta"], "meta"),

@@ -13,6 +13,7 @@ from side_by_side import LUMA, SHAPES, assert_same, both, down, grey, streaked, 
 from eow.data.corruptions import SEVERITIES
 from eow.data.corruptions.frosting import textures
 from eow.data.corruptions.spatter import distances, edges
+from eow.data.corruptions.spatter import equalised as spread
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -154,3 +155,12 @@ def test_edges_and_distances_equal_the_plain_ones_on_photographs() -> None:
         exact = scipy.ndimage.distance_transform_edt(~found[i, 0].numpy())
         np.testing.assert_allclose(far[i, 0], np.minimum(exact, 6), rtol=1e-12)
     assert (distances(torch.zeros(1, 1, 30, 30, dtype=torch.bool), 20) == 20).all()
+
+
+def test_equalised_images_are_the_plain_ones_also_where_they_have_one_value() -> None:
+    random = np.random.default_rng(0)
+    flat = [np.full((9, 11), level) for level in (0, 7, 20)]
+    images = np.stack([*flat, random.integers(0, 21, (9, 11)), random.integers(19, 21, (9, 11))])
+    found = spread(torch.from_numpy(images)[:, None], 21)[:, 0].numpy()
+    for image, ours in zip(images, found):
+        np.testing.assert_array_equal(ours, equalised(image))

@@ -21,11 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from eow.config import resolve
+from eow import mapping
+from eow.config import DataConfig, resolve
 from eow.data import Dataset, holdout_split, known_unknown, load, statistics, tables
 from eow.data.catalog import CATALOG, data_root
 from eow.data.dataset import stratified_split
-from eow.data.sets import load_sets
+from eow.data.matlab import read_mat
+from eow.data.sets import load_outlier, load_sets
 from eow.errors import EowError
 
 RANDOM = np.random.default_rng(0)
@@ -264,8 +266,18 @@ def test_damaged_idx(tmp_path: Path, damage: str) -> None:
         "gzip": content[: len(content) // 2],
     }
     path.write_bytes(changed.get(damage, content))
-    with pytest.raises(EowError, match="label 12 at index 1" if damage == "label" else "t10k-images-idx3-ubyte"):
+    with pytest.raises(
+        EowError, match="label 12 at index 1" if damage == "label" else "t10k-images-idx3-ubyte"
+    ) as told:
         load("mnist", tmp_path, "test", allow_unofficial=True)
+    assert damage == "label" or str(told.value).endswith("fetch it again with `eow data fetch mnist`")
+
+
+def test_damaged_files_that_cannot_be_fetched(tmp_path: Path) -> None:
+    raw = write_mnist(tmp_path, images(3, 28, 28), np.array([0, 1, 9], np.uint8), folder="notMNIST")
+    (raw / "t10k-images-idx3-ubyte").write_bytes(b"")
+    with pytest.raises(EowError, match=r"is not an idx file.*: notMNIST has no official idx files to fetch: put"):
+        load("notmnist", tmp_path, "test")
 
 
 # ---- CIFAR
@@ -401,7 +413,7 @@ def test_unofficial_pickle_is_refused_before_it_is_read(tmp_path: Path) -> None:
 )
 def test_malformed_cifar(tmp_path: Path, batch: object) -> None:
     write_cifar10(tmp_path, batch)
-    with pytest.raises(EowError, match=r"cifar10|test_batch"):
+    with pytest.raises(EowError, match=r"test_batch.*: fetch it again with `eow data fetch cifar10`|has no samples"):
         read_cifar10(tmp_path)
 
 
@@ -434,7 +446,7 @@ def test_pickle_cannot_claim_a_huge_array(tmp_path: Path) -> None:
 
 def test_cifar_meta_with_too_few_names(tmp_path: Path) -> None:
     write_cifar10(tmp_path, {"data": images(1, 3072), "labels": [0]}, names=["cat", "dog"])
-    with pytest.raises(EowError, match="names 2 classes, not 10"):
+    with pytest.raises(EowError, match="names 2 classes, not 10: fetch it again with `eow data fetch cifar10`"):
         read_cifar10(tmp_path)
 
 
@@ -464,8 +476,14 @@ def test_svhn(tmp_path: Path) -> None:
 )
 def test_malformed_svhn(tmp_path: Path, fields: dict) -> None:
     scipy.io.savemat(tmp_path / "test_32x32.mat", fields)
-    with pytest.raises(EowError, match=r"test_32x32\.mat"):
+    with pytest.raises(EowError, match=r"test_32x32\.mat.*: fetch it again with `eow data fetch svhn`"):
         load("svhn", tmp_path, "test", allow_unofficial=True)
+
+
+def test_complex_numbers_are_not_taken_for_their_real_parts(tmp_path: Path) -> None:
+    scipy.io.savemat(tmp_path / "x.mat", {"z": np.array([[1 + 2j, 3j]]), "a": np.array([[1.0, 2.0]])})
+    found = read_mat((tmp_path / "x.mat").read_bytes())
+    assert {name: array.tolist() for name, array in found.items()} == {"a": [[1.0, 2.0]]}
 
 
 def test_cut_svhn(tmp_path: Path) -> None:
@@ -536,6 +554,48 @@ def test_permuted(tmp_path: Path) -> None:
     assert load("permuted:cifar10", tmp_path, "test", allow_unofficial=True).hash == data.hash
 
 
+def test_a_permuted_set_lies_where_the_set_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    for index in range(30):
+        Image.fromarray(images(4, 6, 3)).save(tmp_path / f"a/{index}.png")
+    name = f"permuted:folder:{tmp_path}"
+    data = load(name)
+    assert mapping.file_of(data.inputs) is None
+    monkeypatch.setattr(mapping, "PIECE", 7 * 4 * 6 * 3)  # its pieces are others, and its order the same
+    streamed = load(name, resident=False)
+    assert mapping.file_of(streamed.inputs) is not None
+    assert streamed.hash == data.hash != load(f"folder:{tmp_path}").hash
+
+
+# ---- outliers
+
+
+def test_the_test_set_is_no_outlier_of_itself(tmp_path: Path) -> None:
+    some = images(60, 4, 4)
+    for name, pixels in (("a", some), ("copy", some), ("b", 255 - some)):
+        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(60) % 3)
+    a, copy, b = (f"npz:{tmp_path}/{name}.npz" for name in ("a", "copy", "b"))
+    assert load_sets(DataConfig(a, outliers=(b, f"permuted:{a}")), 0).outliers.keys() == {b, f"permuted:{a}"}
+    for wanted, name in (
+        (DataConfig(a, outliers=(b, a)), a),
+        (DataConfig(a, outliers=(copy,)), copy),
+        (DataConfig(a, outliers=(a,), unknown_classes=(0,)), a),  # of which the test set is a part
+    ):
+        with pytest.raises(EowError, match=rf"^{name} is what the run is tested on: choose other outliers$"):
+            load_sets(wanted, 0)
+
+
+def test_outliers_lie_where_the_run_wants_its_data(tmp_path: Path) -> None:
+    for index in range(10):
+        write_image(tmp_path / f"a/{index}.png", shade=index)
+    name = f"folder:{tmp_path}"
+    for resident in (True, False):
+        part = load_outlier(name, DataConfig(resident=resident), (3, 4, 6), "")
+        assert (mapping.file_of(part.inputs) is None) == resident
+    with pytest.raises(EowError, match=r"are of shape \(3, 4, 6\), but digits is \(1, 8, 8\): choose others"):
+        load_outlier(name, DataConfig(), (1, 8, 8), "")
+
+
 # ---- image trees
 
 
@@ -560,8 +620,25 @@ def test_folder_with_splits(tmp_path: Path) -> None:
     assert (test.labels.tolist(), test.inputs[0, 0, 0, 0]) == ([1], 4)
     assert train.official is None
     write_image(tmp_path / "val/fox/1.png")
-    with pytest.raises(EowError, match="fox is a class that the training images do not have"):
+    with pytest.raises(EowError, match="fox is a class that the training images do not have: add it to them or remove"):
         load(name, split="test")
+
+
+def test_folder_with_links(tmp_path: Path) -> None:
+    """To a class and to an image they are followed; one that would leave images out is an error."""
+    for index in range(5):
+        write_image(tmp_path / f"elsewhere/{index}.png", shade=index)
+    (tmp_path / "set/b").mkdir(parents=True)
+    (tmp_path / "set/a").symlink_to(tmp_path / "elsewhere")
+    for index in range(5):
+        (tmp_path / f"set/b/{index}.png").symlink_to(tmp_path / f"elsewhere/{index}.png")
+    train = load(f"folder:{tmp_path}/set")
+    assert (train.classes, len(train)) == (("a", "b"), 8)
+    for target in (tmp_path / "elsewhere", tmp_path / "set/b", tmp_path / "gone.png"):
+        (tmp_path / "set/b/more").symlink_to(target)
+        with pytest.raises(EowError, match="set/b/more is a link to no file: put what it stands for in its place, or"):
+            load(f"folder:{tmp_path}/set")
+        (tmp_path / "set/b/more").unlink()
 
 
 def test_folder_cut_80_20(tmp_path: Path) -> None:
@@ -627,12 +704,12 @@ def test_folder_with_a_file_that_is_no_image(tmp_path: Path, content: str) -> No
 
 
 def test_folder_errors(tmp_path: Path) -> None:
-    with pytest.raises(EowError, match="is not a folder"):
+    with pytest.raises(EowError, match="is not a folder: name one that has"):
         load(f"folder:{tmp_path}/none")
-    with pytest.raises(EowError, match="no class sub-folders"):
+    with pytest.raises(EowError, match="no class sub-folders: put the images of each class into"):
         load(f"folder:{tmp_path}")
     (tmp_path / "a").mkdir()
-    with pytest.raises(EowError, match="has no images"):
+    with pytest.raises(EowError, match="has no images: put some there or remove the folder"):
         load(f"folder:{tmp_path}")
     write_image(tmp_path / "a/1.png")
     with pytest.raises(EowError, match="too few"):
@@ -696,7 +773,7 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
     np.testing.assert_allclose(test.inputs[0, :, 0, 0], 200, atol=2)
     assert train.official is None
     (folder / "val/val_annotations.txt").write_text("val_0.JPEG\tn9\n")
-    with pytest.raises(EowError, match="line 1"):
+    with pytest.raises(EowError, match=r"line 1: .*: fetch it again with `eow data fetch tiny_imagenet`"):
         load("tiny_imagenet", tmp_path, "test")
     (folder / "val/val_annotations.txt").write_text("val_7.JPEG\tn1\n")
     with pytest.raises(EowError, match=r"val_7\.JPEG"):

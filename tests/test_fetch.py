@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import http.server
 import io
+import shutil
 import tarfile
 import threading
 import zipfile
@@ -19,11 +20,14 @@ from eow.errors import EowError
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves `files` and remembers (path, Range header) of each request; `ranges` says whether it honours Range."""
+    """Serves `files` and remembers (path, Range header) of each request; `ranges` says whether it honours Range,
+    `ahead` by how much it misses what was asked for, `packs` whether it compresses for who lets it."""
 
     files: dict[str, bytes]
     requests: list[tuple[str, str | None]]
     ranges: bool
+    ahead: int
+    packs: bool
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/{name}"
@@ -40,6 +44,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(404)
             return
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else None
+        start = None if start is None else start + self.server.ahead
         if start is not None and start >= len(content):
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{len(content)}")
@@ -50,6 +55,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if start is not None:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         body = content[start or 0 :]
+        if self.server.packs and "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body)
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -62,7 +70,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = Server(("127.0.0.1", 0), Handler)
-    server.files, server.requests, server.ranges = {}, [], True
+    server.files, server.requests, server.ranges, server.ahead, server.packs = {}, [], True, 0, False
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield server
@@ -115,11 +123,35 @@ def test_resumed_fetch_asks_for_the_rest(server: Server, tmp_path: Path, monkeyp
     assert below(tmp_path) == ["deep/toy.mat"]
 
 
-def test_server_that_ignores_ranges(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", [1000, len(CONTENT) + 1000])
+def test_server_that_ignores_ranges(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     add_file(monkeypatch, server, CONTENT)
     server.ranges = False
     (tmp_path / "deep").mkdir()
-    (tmp_path / "deep/toy.mat.part").write_bytes(b"x" * 1000)
+    (tmp_path / "deep/toy.mat.part").write_bytes(b"x" * kept)
+    fetch("toy", tmp_path, progress=False)
+    assert (tmp_path / "deep/toy.mat").read_bytes() == CONTENT
+
+
+def test_server_that_answers_with_another_range(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has arrived is kept: it may go on with a server that listens."""
+    add_file(monkeypatch, server, CONTENT)
+    server.ahead = 5
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/toy.mat.part").write_bytes(CONTENT[:1000])
+    with pytest.raises(EowError, match=r"answered with the range 'bytes 1005-.*' instead of 1000-"):
+        fetch("toy", tmp_path, progress=False)
+    assert (tmp_path / "deep/toy.mat.part").read_bytes() == CONTENT[:1000]
+    server.ahead = 0
+    fetch("toy", tmp_path, progress=False)
+    assert (tmp_path / "deep/toy.mat").read_bytes() == CONTENT
+
+
+def test_a_server_is_not_let_compress(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_file(monkeypatch, server, CONTENT)
+    server.packs = True
     fetch("toy", tmp_path, progress=False)
     assert (tmp_path / "deep/toy.mat").read_bytes() == CONTENT
 
@@ -196,6 +228,12 @@ def add_archive(monkeypatch: pytest.MonkeyPatch, server: Server, name: str, cont
     add_set(monkeypatch, (File("toy/data", md5(b"data")),), Archive(name, (server.url(name),), md5(content), "toy"))
 
 
+def add_gzip(monkeypatch: pytest.MonkeyPatch, server: Server, packed: bytes) -> None:
+    server.files["toy-ubyte.gz"] = packed
+    file = File("raw/toy-ubyte", md5(CONTENT), md5(packed))
+    add_set(monkeypatch, (file,), Archive("raw/toy-ubyte.gz", (server.url("toy-ubyte.gz"),), md5(packed)))
+
+
 PACKERS = {"toy.tar.gz": tar_of, "toy.zip": zip_of}
 
 
@@ -226,20 +264,45 @@ def test_hostile_archive_is_refused(
     assert below(tmp_path) == [f"inner/root/{name}"]
 
 
-def test_broken_archive(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_archive(monkeypatch, server, "toy.tar.gz", tar_of({"toy/data": bytes(100_000)})[:-40])
-    with pytest.raises(EowError, match="could not be unpacked"):
+@pytest.mark.parametrize("name", PACKERS)
+def test_broken_archive(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    whole = PACKERS[name]({"toy/data": bytes(100_000)})
+    for content in (whole[:-40], whole[:12], b"no archive"):
+        add_archive(monkeypatch, server, name, content)
+        with pytest.raises(EowError, match=r"could not be unpacked \(.*\): remove it and fetch it again"):
+            fetch("toy", tmp_path, progress=False)
+        assert below(tmp_path) == [name]
+
+
+def test_broken_gzip(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off, of another checksum, and no gzip at all: an EOFError, and two that Python counts as the system's."""
+    whole = gzip.compress(CONTENT)
+    for content in (whole[:-40], whole[:-8] + bytes(8), b"no archive"):
+        add_gzip(monkeypatch, server, content)
+        with pytest.raises(EowError, match=r"could not be unpacked \(.*\): remove it and fetch it again"):
+            fetch("toy", tmp_path, progress=False)
+        assert below(tmp_path) == ["raw/toy-ubyte.gz"]
+
+
+def test_archive_that_is_not_as_it_should_be(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_archive(monkeypatch, server, "toy.zip", zip_of({"other/data": b"data"}))
+    with pytest.raises(EowError, match=r"has no folder toy in it: remove it and fetch it again"):
         fetch("toy", tmp_path, progress=False)
-    assert not (tmp_path / "toy").exists()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("toy/data", b"data")
+    add_archive(monkeypatch, server, "toy.zip", packed.getvalue())
+    with pytest.raises(
+        EowError, match=r"was not unpacked, do it by hand: its member 'toy/data' is packed in an unusual"
+    ):
+        fetch("toy", tmp_path, progress=False)
+    assert below(tmp_path) == ["toy.zip"]
 
 
 def test_gzip_is_unpacked_over_a_differing_plain_file(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = gzip.compress(CONTENT)
-    server.files["toy-ubyte.gz"] = packed
-    file = File("raw/toy-ubyte", md5(CONTENT), md5(packed))
-    add_set(monkeypatch, (file,), Archive("raw/toy-ubyte.gz", (server.url("toy-ubyte.gz"),), md5(packed)))
+    add_gzip(monkeypatch, server, gzip.compress(CONTENT))
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/toy-ubyte").write_bytes(b"old")
     fetch("toy", tmp_path, progress=False)
@@ -281,23 +344,29 @@ def denied(path: Path, *arguments: object, **options: object) -> None:
     raise PermissionError(13, "Permission denied", str(path))
 
 
+@pytest.mark.parametrize("name", ["raw/toy-ubyte.gz", *PACKERS])
 def test_an_archive_that_cannot_be_unpacked_here(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    packed = gzip.compress(CONTENT)
-    server.files["toy-ubyte.gz"] = packed
-    file = File("raw/toy-ubyte", md5(CONTENT), md5(packed))
-    add_set(monkeypatch, (file,), Archive("raw/toy-ubyte.gz", (server.url("toy-ubyte.gz"),), md5(packed)))
+    """A full disk is said to be one, whatever is unpacked, and what was there stays."""
+    if name in PACKERS:
+        add_archive(monkeypatch, server, name, PACKERS[name]({"toy/data": b"data"}))
+    else:
+        add_gzip(monkeypatch, server, gzip.compress(CONTENT))
+    old = tmp_path / ("toy/data" if name in PACKERS else "raw/toy-ubyte")
 
-    def full(*arguments: object) -> None:
+    def full(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fetching.shutil, "copyfileobj", full)
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw/toy-ubyte").write_bytes(b"old")
-    with pytest.raises(EowError, match=r"could not be unpacked: .*No space left"):
+    for module in (shutil, tarfile):
+        monkeypatch.setattr(module, "copyfileobj", full)
+    old.parent.mkdir()
+    old.write_bytes(b"old")
+    with pytest.raises(
+        EowError, match=r"could not be unpacked \(.*No space left on device\): make room for it, or name"
+    ):
         fetch("toy", tmp_path, progress=False)
-    assert (tmp_path / "raw/toy-ubyte").read_bytes() == b"old"
+    assert old.read_bytes() == b"old"
 
 
 def test_every_archive_of_the_catalog_brings_files() -> None:

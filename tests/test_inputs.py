@@ -46,6 +46,17 @@ def test_images_of_another_mode_are_refused(tmp_path: Path, mode: str, shape: tu
         read_inputs(tmp_path / "x.png", shape)
 
 
+@pytest.mark.parametrize("channels", [2, 4])
+def test_a_model_of_other_channels_takes_no_image(tmp_path: Path, channels: int) -> None:
+    for mode in ("L", "RGB", "RGBA"):
+        Image.new(mode, (6, 4)).save(tmp_path / "x.png")
+        with pytest.raises(EowError, match=rf"takes uint8 arrays of shape \({channels}, 4, 6\), give a \.npy file"):
+            read_inputs(tmp_path / "x.png", (channels, 4, 6))
+    array = np.random.default_rng(0).integers(0, 256, (5, channels, 4, 6), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", array)
+    np.testing.assert_array_equal(read_inputs(tmp_path / "x.npy", (channels, 4, 6)), array)
+
+
 def test_floating_point_pixels_are_refused(tmp_path: Path) -> None:
     Image.new("F", (6, 4)).save(tmp_path / "x.tiff")
     with pytest.raises(EowError, match="8 bits a channel"):
@@ -92,6 +103,19 @@ def test_channels_may_come_last(tmp_path: Path, size: tuple[int, int], channels:
     for array, wanted in ((images, expected), (expected, expected), (images[0], expected[:1])):
         np.save(tmp_path / "x.npy", array)
         np.testing.assert_array_equal(read_inputs(tmp_path / "x.npy", (channels, *size)), wanted)
+
+
+def test_a_cube_has_its_channels_first(tmp_path: Path) -> None:
+    """Where both orders fit, an array is what the model takes already."""
+    cubes = np.random.default_rng(2).integers(0, 256, (5, 3, 3, 3), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", cubes)
+    np.testing.assert_array_equal(read_inputs(tmp_path / "x.npy", (3, 3, 3)), cubes)
+
+
+def test_an_array_of_other_numbers_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((1, 4, 6)))
+    with pytest.raises(EowError, match="holds float64 numbers, but this model takes uint8 ones: save it with those"):
+        read_inputs(tmp_path / "x.npy", GREY)
 
 
 def test_an_array_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Open-world metrics against hand-worked cases, brute force over all thresholds, scikit-learn and scipy."""
 
+import subprocess
+import sys
 import tracemalloc
 from itertools import pairwise
 
@@ -14,6 +16,7 @@ from sklearn.metrics import auc, average_precision_score, precision_recall_curve
 
 from eow.errors import EowError
 from eow.metrics.ood import (
+    SCORES,
     accuracy_at_thresholds,
     auroc,
     average_precision,
@@ -189,7 +192,7 @@ def test_scores_agree_with_scipy(count: int, classes: int, extra: int) -> None:
     logits, probs, unknown = outputs(count, classes, extra)
     confidence = probs.max(1)
     found = scores(probs, unknown, logits, confidence)
-    assert list(found) == ["confidence", "unknown", "entropy", "energy", "max_logit"]
+    assert list(found) == list(SCORES) == ["confidence", "unknown", "entropy", "energy", "max_logit"]
     assert all(score.shape == (count,) for score in found.values())
     np.testing.assert_array_equal(found["confidence"], confidence)
     np.testing.assert_array_equal(found["unknown"], -unknown)
@@ -197,6 +200,11 @@ def test_scores_agree_with_scipy(count: int, classes: int, extra: int) -> None:
     np.testing.assert_allclose(found["entropy"], -entropy(spread, axis=1), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(found["energy"], logsumexp(logits[:, :classes].astype(np.float64), axis=1), rtol=1e-12)
     np.testing.assert_array_equal(found["max_logit"], logits[:, :classes].max(1))
+
+
+def test_the_columns_of_a_table_are_named_without_torch() -> None:
+    code = "import sys; from eow.bench.columns import SCORES; print(len(SCORES), 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "5 False\n"
 
 
 def test_scores_a_method_does_not_have_are_absent() -> None:

@@ -1,6 +1,7 @@
 """A run on corrupted images: what is stored, used again, refused, and counted."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from eow.config import resolve
 from eow.data import corrupt, load
 from eow.data.corruptions import CORRUPTIONS, official
 from eow.errors import EowError
-from eow.robustness import FOLDER, corruption_figures, predict_corrupted
+from eow.robustness import FOLDER, corruption_figures, predict_corrupted, write_corruptions
 
 NAMES = ("gaussian_noise", "contrast", "brightness")
 TINY: Any = {"model": {"hidden": [16]}, "train": {"epochs": 6, "batch": 32}, "method": {"name": "eow"}}
@@ -140,6 +141,26 @@ def test_what_is_there_is_not_made_again(run: runs.Run, monkeypatch: pytest.Monk
     make(replace(run, weights_hash="other weights"), seed=1, test=test.subset(np.arange(30)))
     make(replace(run, transform=replace(run.transform, mean=(0.0,))), seed=1, test=test.subset(np.arange(30)))
     assert len(made) == 2 * 5 * len(NAMES)
+
+
+def test_the_whole_matrix_of_a_folder_is_written_while_somebody_watches(grey: runs.Run, tmp_path: Path) -> None:
+    folder, seen = tmp_path / "run", []
+    shutil.copytree(grey.folder, folder)
+
+    def watch(steps: Iterable[str]) -> Iterable[str]:
+        for name in steps:
+            seen.append(name)
+            yield name
+
+    figures = write_corruptions(folder, "", "cpu", seed=4, watch=watch)
+    assert seen == list(CORRUPTIONS) == figures["corruptions"]
+    assert figures["source"] == "made with seed 4"
+    assert json.loads((folder / "corruptions.json").read_text()) == figures == corruption_figures(folder)
+    # Of the seed 0, and of the test set that the run had, where nothing else is said.
+    assert write_corruptions(folder, "", "cpu")["source"] == "made with seed 0"
+    row, test = figures["corruptions"].index("fog"), own_test(grey)
+    expected = by_hand(grey, corrupt(test.inputs, "fog", 5, seed=4), test.labels)
+    assert figures["nll"][row][4] == pytest.approx(expected["nll"], abs=1e-6)
 
 
 def test_parts_of_different_making_are_not_mixed(run: runs.Run) -> None:

@@ -2,7 +2,8 @@
 
     grid.py      the TOML file: which cells there are            engines.py   local processes, Ray
     schedule.py  runs what is not there yet, in order            view.py      the grid while it runs
-    columns.py   what a table shows of a run                     table.py     means, marks, the paper beside ours
+    hashes.py    what tells one cell from another                columns.py   what a table shows of a run
+    beside.py    the paper's figure for a row and a column       table.py     means, marks, the paper beside ours
     records.py   a table with all that it takes to trust it
 
 Killed at any moment and started again, it goes on where it was and ends in the same table: runs are found again by a
@@ -10,6 +11,7 @@ hash of their settings, the half-done go on from their checkpoints.
 """
 
 import hashlib
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,15 +28,22 @@ ENGINES = ("local", "ray")
 
 @contextmanager
 def told_of_a_stop() -> Iterator[None]:
-    """Workers that are told to stop keep their last whole epochs. Ctrl-C stays the caller's to speak of."""
+    """Ctrl-C and SIGTERM end in one line; workers, who are told to stop, keep their last whole epochs."""
     from eow import stopping
 
     try:
         with stopping.listening():
             yield
-    except stopping.Terminated:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+    except stopping.STOPS:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
         raise
+
+
+def command_of(file: str | Path, size: str, changed: Sequence[tuple[str, str]]) -> str:
+    """What is typed for the same table. Of an absolute path the name alone: where it lies is this machine's matter."""
+    path = Path(file)
+    shown = path.name if path.is_absolute() else path.as_posix()
+    return shlex.join(["eow", "bench", shown, "--size", size, *(word for option in changed for word in option)])
 
 
 def bench(
@@ -56,12 +65,13 @@ def bench(
 
     `jobs` cells run at a time: by default one a GPU, or as many as there are cores, on `cpus` cores each (local:
     cores / jobs; Ray: 1). `only` some of its methods; another number of `seeds`; `settings` over all others, as --set
-    takes them. `record` writes records/DATE_NAME-SIZE. A failed cell is in the table's "failed".
+    takes them. `record` writes records/DATE_NAME-SIZE, with that hash too, and never over another command's. A failed
+    cell is in the table's "failed".
     """
     from eow import storage
     from eow.bench import engines, schedule
     from eow.bench.grid import read_grid
-    from eow.bench.records import write_record
+    from eow.bench.records import record_folder, write_record
     from eow.bench.table import make_table, show_table, write_table
     from eow.bench.view import watched
     from eow.console import console
@@ -74,14 +84,15 @@ def bench(
     if min(jobs, cpus, seeds) < 0:
         raise EowError("jobs, cpus and seeds must be at least 1, or left out")
     grid = read_grid(file, size, only=tuple(only), seeds=seeds, settings=from_assignments(list(settings)))
-    changed = [f"--seeds {seeds}"] if seeds else []
-    changed += [*(f"--only {each}" for each in only), *(f"--set {each}" for each in settings)]
+    changed = [("--seeds", str(seeds))] if seeds else []
+    changed += [*(("--only", each) for each in only), *(("--set", each) for each in settings)]
+    name, command = f"{grid.name}-{grid.size}", command_of(file, size, changed)
     if changed:  # another table than the grid's own, which must neither replace it nor pass for it
-        grid = replace(grid, title=f"{grid.title} with {' '.join(changed)}")
-    usual = f"{grid.name}-{grid.size}" + (
-        f"-{hashlib.sha256(repr(changed).encode()).hexdigest()[:6]}" if changed else ""
-    )
-    out = Path(out) if out is not None else Path("runs") / usual
+        words = [" ".join(option) for option in changed]
+        grid = replace(grid, title=f"{grid.title} with {' '.join(words)}")
+        name += f"-{hashlib.sha256(repr(words).encode()).hexdigest()[:6]}"
+    recorded = record_folder(name, command) if record else None
+    out = Path(out) if out is not None else Path("runs") / name
     storage.make_folder(out)
     with told_of_a_stop(), storage.locked(out):
         for leftover in out.glob(".table.*"):  # of a kill while the table was written
@@ -93,8 +104,8 @@ def bench(
             if engine == "ray":
                 opened = engines.on_ray(address, jobs, cpus or 1, runs)
             else:
-                gpus = engines.gpu_count()
-                count = jobs or gpus or max(1, engines.cores() // (cpus or 1))
+                gpus = engines.own_gpus()
+                count = jobs or len(gpus) or max(1, engines.cores() // (cpus or 1))
                 opened = engines.local(count, cpus or max(1, engines.cores() // count), gpus)
             with opened as running, watched(progress, f"{grid.name}, {grid.size}") as tell:
                 schedule.run(grid, progress, running, tell)
@@ -102,8 +113,7 @@ def bench(
         show_table(table)  # first: a disk that is full for cells may be so for their table
         write_table(table, out)
     console.print(f"everything is in {out}/")
-    if record:
-        words = ["eow bench", f"benchmarks/{Path(file).name}", f"--size {size}", *changed]
-        folder = write_record(grid, table, runs, " ".join(words), time.monotonic() - began)
-        console.print(f"recorded in {folder}/")
+    if recorded is not None:
+        write_record(recorded, grid, table, runs, command, time.monotonic() - began)
+        console.print(f"recorded in {recorded}/")
     return table

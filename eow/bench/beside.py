@@ -2,7 +2,7 @@
 before anything is run."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from eow import paper
@@ -36,9 +36,11 @@ def check_match(about: Table, methods: Sequence[str]) -> None:
         raise EowError(f"grid.paper.match is {match!r}: give a table, for example {{ dataset = 'data.name' }}")
     kinds: dict[str, list[Any]] = {"data": [DataConfig], "model": [ModelConfig], "train": [TrainConfig]}
     kinds["method"] = [method_named(name).Options for name in methods]
+    known = {section: {each.name for kind in listed for each in fields(kind)} for section, listed in kinds.items()}
+    known["method"].add("name")  # which is no field: it says whose options they are
     for name, path in match.items():
         section, _, key = path.partition(".") if isinstance(path, str) else ("", "", "")
-        if not any(key in (*kind.__dataclass_fields__, "name") for kind in kinds.get(section, [])):
+        if key not in known.get(section, ()):
             raise EowError(f"grid.paper.match.{name} is {path!r}: name a setting of its runs, for example data.name")
         if name not in columns:
             raise EowError(

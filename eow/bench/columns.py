@@ -14,6 +14,7 @@ from typing import Any
 from eow import storage
 from eow.config import Table, build
 from eow.errors import EowError
+from eow.metrics.ood import SCORES
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,6 @@ RANKINGS = {
     "auroc": ("AUROC", "high"), "ap_known": ("AP of known", "high"), "ap_unknown": ("AP of unknown", "high"),
     "fpr95": ("FPR95", "low"), "oscr": ("OSCR", "high"),
 }  # fmt: skip
-SCORES = ("confidence", "unknown", "entropy", "energy", "max_logit")
 SECONDS = Column("seconds", "train_seconds", digits=1, timing=True)
 SECONDS_PER_STEP = Column("s/iteration", "log.seconds_per_iteration", digits=4, better="low", timing=True)
 

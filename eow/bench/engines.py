@@ -12,7 +12,7 @@ import time
 import traceback
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from multiprocessing import active_children
@@ -36,7 +36,6 @@ class Task(NamedTuple):
     source: Path | None  # of the vanilla run whose weights it takes over
     give: bool  # whether others will take over its own
     corruptions: bool
-    threads: int
 
 
 class Outcome(NamedTuple):
@@ -52,16 +51,17 @@ class Engine(NamedTuple):
     submit: Callable[[Task], "Future[Outcome]"]
 
 
-def run_task(task: Task) -> Outcome:
+def run_task(task: Task, threads: int) -> Outcome:
     """Train a cell, or go on with it, and say what happened."""
     import torch
 
     from eow.console import plain_warnings
+    from eow.robustness import write_corruptions
     from eow.runs import train
 
     plain_warnings()
     warnings.filterwarnings("ignore", message="only .* steps in all")  # how long to train is what a grid says
-    torch.set_num_threads(task.threads)
+    torch.set_num_threads(threads)
     try:
         wait_for(task.folder)
         config = from_table(task.config)
@@ -74,18 +74,6 @@ def run_task(task: Task) -> Outcome:
         text = " ".join(str(error).split())[:300]
         return Outcome(f"{type(error).__name__}: {text}" if text else type(error).__name__, traceback.format_exc())
     return Outcome()
-
-
-def write_corruptions(folder: Path, root: str, device: str) -> None:
-    """corruptions.json: the run's figures on its test images under every corruption. What was predicted before a kill
-    is not predicted again."""
-    from eow import robustness, runs
-    from eow.distributed import pick_device
-
-    opened = runs.load(folder, str(pick_device(device)))
-    for _ in robustness.predict_corrupted(opened, runs.own_test_set(opened, root)):
-        pass
-    storage.write_json(folder / "corruptions.json", robustness.corruption_figures(folder))
 
 
 def wait_for(folder: Path) -> None:
@@ -105,8 +93,9 @@ def wait_for(folder: Path) -> None:
 
 
 @contextmanager
-def local(jobs: int, threads: int, gpus: int) -> Iterator[Engine]:
-    """`jobs` worker processes, each a pool of its own, so that one that dies takes no other cell with it."""
+def local(jobs: int, threads: int, gpus: Sequence[str]) -> Iterator[Engine]:
+    """`jobs` worker processes, each a pool of its own, so that one that dies takes no other cell with it. Each sees one
+    of the `gpus`, where there are any."""
     from joblib.externals.loky import ProcessPoolExecutor
 
     # A worker that has grown is replaced by loky between two cells, which is what we want; it takes that for an alarm.
@@ -118,7 +107,8 @@ def local(jobs: int, threads: int, gpus: int) -> Iterator[Engine]:
     def open_pool(slot: int) -> Any:
         environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = visible_gpu(slot % gpus)
+            environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+            environment["EOW_DEVICE"] = wanted_device()[0]  # whatever its number here, there it is the only one
         return ProcessPoolExecutor(1, env=environment, initializer=begin_worker, initargs=(os.getpid(),))
 
     def submit(task: Task) -> "Future[Outcome]":
@@ -127,7 +117,7 @@ def local(jobs: int, threads: int, gpus: int) -> Iterator[Engine]:
             pools[slot].shutdown(wait=False, kill_workers=True)
             pools[slot] = None
         pools[slot] = pools[slot] or open_pool(slot)
-        last[slot] = pools[slot].submit(run_task, task._replace(threads=threads))
+        last[slot] = pools[slot].submit(run_task, task, threads)
         return last[slot]
 
     try:
@@ -143,12 +133,6 @@ def local(jobs: int, threads: int, gpus: int) -> Iterator[Engine]:
                 pool.shutdown(wait=True, kill_workers=True)
 
 
-def visible_gpu(index: int) -> str:
-    """The name of a GPU among those that this process may use."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return named.split(",")[index] if named else str(index)
-
-
 def begin_worker(parent: int) -> None:
     """Ctrl-C is the parent's to handle, and when the parent is gone, however it went, so is the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -159,10 +143,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def gpu_count() -> int:
+def wanted_device() -> tuple[str, str]:
+    """EOW_DEVICE as kind and number, "" where it has none."""
+    kind, _, number = os.environ.get("EOW_DEVICE", "auto").partition(":")
+    return kind, number
+
+
+def own_gpus() -> list[str]:
+    """The GPUs that cells may use, as CUDA_VISIBLE_DEVICES names them: all of this process's, or EOW_DEVICE's one."""
     import torch
 
-    return torch.cuda.device_count() if os.environ.get("EOW_DEVICE", "auto")[:4] in ("auto", "cuda") else 0
+    kind, number = wanted_device()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if kind not in ("auto", "cuda"):
+        return []
+    places = range(torch.cuda.device_count())
+    return [named.split(",")[place] if named else str(place) for place in places if number in ("", str(place))]
 
 
 # Ray
@@ -205,7 +201,7 @@ def on_ray(address: str, jobs: int, cpus: int, shared: Path) -> Iterator[Engine]
         if address and task.source is not None and task.source not in loans:
             loans[task.source] = ray.put(read_files(task.source, weights=True))
         loan = [loans[task.source]] if task.source in loans else []  # in a list, so that Ray does not fetch it unasked
-        future: Future[Outcome] = remote.remote(task._replace(threads=cpus), str(mark), loan).future()
+        future: Future[Outcome] = remote.remote(task, cpus, str(mark), loan).future()
         return future
 
     try:
@@ -226,17 +222,17 @@ def check_address(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def run_remote(task: Task, mark: str, loan: list[Any]) -> Outcome:
+def run_remote(task: Task, threads: int, mark: str, loan: list[Any]) -> Outcome:
     """`run_task` on a machine of the cluster. Where that machine does not see our disk, it works in a folder of its
     own, which it keeps: a cell that is run again there goes on from its checkpoint."""
     if Path(mark).exists():
-        return run_task(task)
+        return run_task(task, threads)
     own = Path(tempfile.gettempdir()) / f"eow-bench-{os.getuid()}" / task.folder.parent.name
     if task.source is not None and not (own / task.source.name / "summary.json").exists():
         import ray
 
         write_files(own / task.source.name, ray.get(loan[0]))
-    outcome = run_task(task._replace(folder=own / task.folder.name))
+    outcome = run_task(task._replace(folder=own / task.folder.name), threads)
     if outcome.error:
         return outcome
     return outcome._replace(files=read_files(own / task.folder.name, weights=task.give))

@@ -1,6 +1,6 @@
 """A grid file: what is compared with what. TOML in, cells out.
 
-    [grid]       name, title, methods, seeds (a count or a list), columns, paper
+    [grid]       name, title, methods, seeds (a count or a list), columns, paper, corruptions
     [settings]   of every run, as `eow train --config` takes them
     [methods.X]  settings of the method X alone
     [[axis]]     title, then key + values (one setting) or points (a label and settings each); methods, where it is not
@@ -98,7 +98,7 @@ def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: 
     check_keys(table, "", "the file")
     for each in SIZES:
         check_keys(table.get(each, {}), "size", f"[{each}]")
-    if size not in SIZES or (size not in table and any(each in table for each in SIZES)):
+    if size not in table and any(each in table for each in SIZES):
         raise EowError(f"there is no section [{size}]: add one, empty if nothing differs")
     table = overlay({key: value for key, value in table.items() if key not in SIZES}, table.get(size, {}))
     about = table.get("grid", {})
@@ -107,7 +107,7 @@ def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: 
     if missing := [key for key in ("name", "methods", "seeds", "columns") if key not in about]:
         raise EowError(f"[grid] has no {missing[0]}: add it")
     if not isinstance(about["name"], str) or not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", about["name"]):
-        raise EowError(f"grid.name is {about['name']!r}: use small letters, digits and - only, it names folders")
+        raise EowError(f"grid.name is {about['name']!r}: use small letters, digits, - and _ only, it names folders")
     methods = chosen_methods(listed(about, "methods"), only)
     if not isinstance(table.get("axis", []), list):
         raise EowError(f"axis is {table['axis']!r}: write a section [[axis]] for each")

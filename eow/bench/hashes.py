@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from eow.config import Table
+from eow.data.files import entries, files_below, is_file, is_folder
 from eow.runfolder import ELSEWHERE
 
 
@@ -21,15 +22,22 @@ def config_hash(table: Table) -> str:
 
 
 def files_hash(name: str) -> str:
-    """Of what lies at folder:PATH, npz:PATH or csv:PATH; other names have no file of the user's."""
+    """Of what a reader sees at folder:PATH, npz:PATH or csv:PATH; other names have no file of the user's."""
     kind, _, rest = name.partition(":")
     if kind == "permuted":
         return files_hash(rest)
     if kind not in ("folder", "npz", "csv"):
         return ""
     path, digest = Path(rest).expanduser(), hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
+    for file in files_of(path) if is_folder(path) else [path]:
+        if is_file(file):
             digest.update(f"{file.relative_to(path)}\n".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def files_of(folder: Path, depth: int = 2) -> list[Path]:
+    """What readers look at, sorted: nothing hidden, and links to folders only where splits and classes lie."""
+    if not depth:
+        return files_below(folder)
+    return [file for path in entries(folder) for file in (files_of(path, depth - 1) if is_folder(path) else [path])]

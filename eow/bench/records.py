@@ -8,6 +8,7 @@ and no weights. Uncommitted changes do not keep a record from being written; it 
 it for one of the commit alone.
 """
 
+import json
 import subprocess
 import time
 from pathlib import Path
@@ -22,9 +23,19 @@ from eow.errors import EowError
 ENVIRONMENT = ("eow", "commit", "python", "torch", "numpy", "system", "device", "cores", "threads")
 
 
-def write_record(grid: Grid, table: Table, runs: Path, command: str, wall: float, root: Path = Path("records")) -> Path:
-    """Write the record of a finished grid and return its folder."""
-    folder = root / f"{time.strftime('%Y-%m-%d')}_{grid.name}-{grid.size}"
+def record_folder(name: str, command: str, root: Path = Path("records")) -> Path:
+    """Where today's record of that name goes. One that another command has left there is not to be replaced."""
+    folder = root / f"{time.strftime('%Y-%m-%d')}_{name}"
+    there = folder / "record.md"
+    if there.exists() and f"`{command}`" not in there.read_text(encoding="utf-8", errors="replace"):
+        raise EowError(
+            f"{folder} is the record of another command than `{command}`: move it away, or leave --record out"
+        )
+    return folder
+
+
+def write_record(folder: Path, grid: Grid, table: Table, runs: Path, command: str, wall: float) -> None:
+    """Write the record of a finished grid into the folder."""
     storage.make_folder(folder)
     found = {cell.name: runs / cell.name for cell in grid.cells if (runs / cell.name / "summary.json").exists()}
     summaries = {name: storage.read_json(each / "summary.json") for name, each in found.items()}
@@ -45,9 +56,8 @@ def write_record(grid: Grid, table: Table, runs: Path, command: str, wall: float
     write_text(folder / "grid.toml", grid.text)
     write_table(table, folder)
     lines = [{"run": name, **line} for name, each in found.items() for line in storage.Log(each / "log.jsonl").read()]
-    write_text(folder / "log.jsonl", "".join(storage.json.dumps(line) + "\n" for line in lines))
+    write_text(folder / "log.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     write_text(folder / "record.md", describe(grid, table, environment, command, wall, summaries))
-    return folder
 
 
 def describe(

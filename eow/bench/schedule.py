@@ -73,7 +73,7 @@ def run(grid: Grid, progress: Progress, engine: Engine, tell: Callable[[Cell, st
             progress.running[cell.name] = time.monotonic()
             source = progress.runs / cell.needs if cell.needs else None
             give, folder = cell.name in needed, progress.runs / cell.name
-            task = Task(configs.to_table(cell.config), folder, source, give, grid.corruptions and not cell.hidden, 1)
+            task = Task(configs.to_table(cell.config), folder, source, give, grid.corruptions and not cell.hidden)
             futures[engine.submit(task)] = cell
         for future in wait(futures, TICK, FIRST_COMPLETED).done:
             cell = futures.pop(future)

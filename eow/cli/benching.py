@@ -20,7 +20,7 @@ def bench(
     only: Annotated[list[str] | None, typer.Option("--only", help="One of the grid's methods, repeatable.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Another number of seeds than the grid's.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over all cells.")] = None,
-    record: Annotated[bool, typer.Option("--record", help="Write records/DATE_NAME-SIZE, to be committed.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Write it into records/, to be committed.")] = False,
 ) -> None:
     """Run a grid of methods, data sets and seeds and print its table; goes on where it was stopped."""
     from eow.bench import bench as run_bench
@@ -31,8 +31,7 @@ def bench(
             only=only or (), seeds=seeds or 0, settings=settings or (),
         )  # fmt: skip
     except KeyboardInterrupt:
-        typer.echo("\nstopped; the same command goes on from here", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(130) from None  # as shells do
     if table["failed"]:
         raise typer.Exit(1)
 

@@ -6,10 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from eow.cli.options import AsJson, Rate, Root, RunFolder, Unofficial, app
+from eow.cli.options import AsJson, Device, Rate, Root, RunFolder, Unofficial, app, refuse_alone
 from eow.errors import EowError
-
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")]
 
 
 @app.command(epilog="Example:  eow evaluate runs/digits --unknown-rate 0.01 --on noise --intervals")
@@ -29,23 +27,24 @@ def evaluate(
     ] = None,
     root: Root = "",
     allow_unofficial: Unofficial = False,
-    device: Device = "auto",
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Calibration, open world and, on demand, corruption: all figures of a run from its stored predictions."""
     from eow.evaluate import evaluate as figures_of
 
-    if not corruptions and (official is not None or seed is not None):
-        raise EowError(f"--{'seed' if official is None else 'official'} goes with --corruptions: give both")
+    refuse_alone("--corruptions", corruptions, official=official is not None, seed=seed is not None)
+    refuse_alone("--on", bool(on), allow_unofficial=allow_unofficial)
+    refuse_alone("--on or --corruptions", bool(on) or corruptions, root=bool(root), device=device is not None)
     if official is not None and seed is not None:
         raise EowError("the released files of --official were made with their own seed: leave --seed or --official out")
     if corruptions and unknown_rate is not None:
         raise EowError("corrupted predictions are stored at the run's own λ: leave --unknown-rate or --corruptions out")
     if on:
-        predict_others(run, on, root, allow_unofficial, device)
+        predict_others(run, on, root, allow_unofficial, device or "auto")
     figures = figures_of(run, unknown_rate, bootstrap=intervals)
     if corruptions:
-        figures["corruptions"] = corrupted(run, root, seed or 0, official, device, quiet=as_json)
+        figures["corruptions"] = corrupted(run, root, seed or 0, official, device or "auto", quiet=as_json)
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
     else:
@@ -56,46 +55,41 @@ def evaluate(
 
 def predict_others(folder: Path, names: list[str], root: str, allow_unofficial: bool, device: str) -> None:
     """Predictions on further data sets, into the run, whose other ones must be of the same weights."""
+    from dataclasses import replace
+
     from eow import runs
-    from eow.data import load
+    from eow.data.sets import load_outlier
     from eow.distributed import pick_device
     from eow.evaluate import read_all
     from eow.predictions import predict_set
 
     run = runs.load(folder, str(pick_device(device)))
-    read_all(folder, without=names)  # before anything is replaced
+    known, _ = read_all(folder, without=names)  # before anything is replaced
+    wanted = replace(run.config.data, root=root, allow_unofficial=allow_unofficial)
     for name in names:
-        outlier = load(name, root or None, "test", allow_unofficial=allow_unofficial, shape=run.in_shape)
-        if outlier.shape != run.in_shape:
-            raise EowError(
-                f"{name} is of shape {outlier.shape}, but {folder} was trained on {run.in_shape}: choose another"
-            )
-        predict_set(run, name, outlier)
+        predict_set(run, name, load_outlier(name, wanted, run.in_shape, known.manifest.get("data_hash", "")))
 
 
 def corrupted(folder: Path, root: str, seed: int, official: Path | None, device: str, quiet: bool) -> dict[str, Any]:
     """The corruption matrix of a run: into corruptions.json and corruptions.png in its folder."""
     from rich.progress import track
 
-    from eow import runs, storage
     from eow.console import console
     from eow.data.corruptions import CORRUPTIONS
-    from eow.distributed import pick_device
     from eow.report.plots import draw_corruptions
-    from eow.robustness import corruption_figures, predict_corrupted
+    from eow.robustness import write_corruptions
 
-    run = runs.load(folder, str(pick_device(device)))
-    steps = predict_corrupted(run, runs.own_test_set(run, root), seed=seed, official=official)
-    for _ in track(steps, "corrupting", len(CORRUPTIONS), console=console, transient=True, disable=quiet):
-        pass
-    figures = corruption_figures(folder)
-    storage.write_json(folder / "corruptions.json", figures)
+    def bar(steps: Any) -> Any:
+        return track(steps, "corrupting", len(CORRUPTIONS), console=console, transient=True, disable=quiet)
+
+    figures = write_corruptions(folder, root, device, seed=seed, official=official, watch=bar)
     draw_corruptions(figures, folder / "corruptions.png")
     return figures
 
 
 def show_metrics(title: str, metrics: dict[str, Any]) -> None:
     from eow.console import print_table
+    from eow.metrics.ood import SCORES
 
     sure = metrics.get("intervals", {})
     others = {name: each for name, each in metrics.items() if name not in ("test", "intervals", "corruptions")}
@@ -130,9 +124,6 @@ def show_metrics(title: str, metrics: dict[str, Any]) -> None:
         print_table("AUROC % of known against unknown, by each score", columns, cells)
     if "corruptions" in metrics:
         show_corruptions(metrics["corruptions"])
-
-
-SCORES = ("confidence", "unknown", "entropy", "energy", "max_logit")
 
 
 def show_corruptions(figures: dict[str, Any]) -> None:

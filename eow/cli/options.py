@@ -5,10 +5,20 @@ from typing import Annotated
 
 import typer
 
+from eow.errors import EowError
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="rich")
 
 Root = Annotated[str, typer.Option(help="Where data sets lie; else EOW_DATA, else the user's cache folder.")]
 Unofficial = Annotated[bool, typer.Option("--allow-unofficial", help="Use files whose hash is not the official one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Rate = Annotated[float | None, typer.Option(help="The share of unknowns to expect, 0 to below 1: re-sets the prior λ.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+
+
+def refuse_alone(needed: str, there: bool, **given: bool) -> None:
+    """Options that nothing would read without `needed` are not silently left unread."""
+    alone = [] if there else [f"--{name.replace('_', '-')}" for name, here in given.items() if here]
+    if alone:
+        raise EowError(f"{alone[0]} goes with {needed}: add that, or leave {alone[0]} out")

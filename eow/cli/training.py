@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eow.cli.measuring import show_metrics
-from eow.cli.options import Root, Unofficial, app
+from eow.cli.options import Device, Root, Unofficial, app, refuse_alone
 from eow.errors import EowError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def train(
     resident: Annotated[
         str, typer.Option(help="yes: the data lies on the device; no: it is streamed, a folder: from a file.")
     ] = "",
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")] = None,
+    device: Device = None,
     graph: Annotated[str | None, typer.Option(help="The step as one CUDA graph: auto, on or off.")] = None,
     devices: Annotated[int, typer.Option(min=1, help="Processes to spread the training over, one a GPU.")] = 1,
     log: Annotated[str, typer.Option(help="Write the log as csv, tensorboard or csv,tensorboard as well.")] = "",
@@ -113,7 +113,9 @@ def told_how_to_go_on(out: Path) -> Iterator[None]:
         code = 128 + (signal.SIGTERM if isinstance(stop, stopping.Terminated) else signal.SIGINT)
         if parent is not None:
             os._exit(code)  # all is written, and torch takes a second or two to be taken apart
-        kept = "its last whole epoch is" if (out / "checkpoint.safetensors").exists() else "no epoch is finished yet"
+        from eow import checkpoints
+
+        kept = "its last whole epoch is" if checkpoints.exists(out) else "no epoch is finished yet"
         if os.environ.get("RANK", "0") == "0":
             typer.echo(f"\nstopped; go on with the same command and --resume ({kept} in {out})", err=True)
         raise typer.Exit(code) from None
@@ -130,9 +132,11 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Where everything goes; without --all, an old demo there is replaced.")
     ] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="The seed of a demo of two methods.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Without --all: the seed, 0 where none is given.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every method; goes on where it was stopped.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="With --all: how many seeds, from 0 on.")] = 3,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="With --all: how many seeds, from 0 on; 3 where none is given.")
+    ] = None,
     web: Annotated[bool, typer.Option("--web", help="A page to draw on, in your browser.")] = False,
     build: Annotated[Path | None, typer.Option(help="Write that page into this folder and end.")] = None,
     data: Annotated[str, typer.Option(help="With --web or --build: digits, or mnist where it is at hand.")] = "digits",
@@ -141,25 +145,29 @@ def demo(
 ) -> None:
     """Train vanilla and EOW-Softmax, or all methods, on digits 0-7 and meet 8 and 9 for the first time; or draw
     something for both to look at."""
-    if every and (web or build is not None):
+    page = web or build is not None
+    if every and page:
         raise EowError("--all is a table and --web a page: ask for one of them")
-    if not (web or build is not None) and (data != "digits" or port is not None):
-        raise EowError("--data and --port go with --web or --build: the demo in the terminal is on digits")
+    if every and seed is not None:
+        raise EowError("--all has --seeds, from 0 on: leave --seed or --all out")
+    refuse_alone("--all", every, seeds=seeds is not None)
+    refuse_alone("--web", web, port=port is not None)
+    refuse_alone("--web or --build", page, data=data != "digits", root=bool(root))
     if port is not None and not 0 <= port <= 65535:
         raise EowError(f"there is no port {port}: give a number from 0 to 65535")
-    if web or build is not None:
+    if page:
         from eow import play
 
-        page = play.build(build or out / "page", out / "web", data, seed, root)
+        written = play.build(build or out / "page", out / "web", data, seed or 0, root)
         if web:
-            play.serve(page.parent, port)
+            play.serve(written.parent, port)
         return
     from eow.demo import run_all, run_demo
 
     if every:
-        run_all(out, seeds)
+        run_all(out, seeds or 3)
     else:
-        run_demo(out, seed)
+        run_demo(out, seed or 0)
 
 
 @app.command(epilog="Example:  eow theory --out theory.png --lam 0.1")

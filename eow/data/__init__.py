@@ -19,6 +19,7 @@ from eow.data.folders import read_folder, read_tiny_imagenet
 from eow.data.readers import read_cifar, read_digits, read_idx, read_svhn
 from eow.data.tables import read_csv, read_npz
 from eow.errors import EowError
+from eow.mapping import file_of, in_file, let_go, pieces
 
 __all__ = [
     "CATALOG", "CORRUPTIONS", "Dataset", "Entry", "corrupt", "data_root", "few", "holdout_split", "known_unknown",
@@ -53,16 +54,18 @@ def load(
 
     Files are looked for below `root`, else $EOW_DATA, else the user's cache folder. Files that differ from the official
     ones are an error unless `allow_unofficial`. `shape` (C, H, W) is read by `noise` alone, and `resident` by folders:
-    without it their images are decoded into a file and not into memory.
+    without it their images are decoded into a file and not into memory. A permuted set is a copy, and lies where the
+    set lies that it was made of.
     """
     if split not in ("train", "test"):
         raise EowError(f"there is no split {split!r}: use train or test")
-    check_name(name)
+    refuse_twice_permuted(name)
     kind, _, rest = name.partition(":")
     if kind == "noise":
         return _noise(name, split, shape)
     if kind == "permuted" and rest:
-        return _permuted(name, load(rest, root, split, allow_unofficial=allow_unofficial, shape=shape))
+        plain = load(rest, root, split, allow_unofficial=allow_unofficial, shape=shape, resident=resident)
+        return _permuted(name, plain)
     if kind == "folder" and rest:
         return read_folder(name, split, resident)
     if kind in FILE_READERS and rest:
@@ -74,8 +77,8 @@ def load(
     return READERS[name](name, data_root(root) if entry.test else Path(), split, entry, allow_unofficial)
 
 
-def check_name(name: str) -> None:
-    """What would be done again and again without another result."""
+def refuse_twice_permuted(name: str) -> None:
+    """Refuse `permuted:` before `permuted:`. All else that may be wrong with a name, `load` says."""
     if name.startswith("permuted:permuted:"):
         raise EowError(f"{name[:40]}... is permuted more than once, which changes nothing: name permuted: once")
 
@@ -103,9 +106,10 @@ def _permuted(name: str, dataset: Dataset) -> Dataset:
         raise EowError(f"{name}: only images can be permuted, and {dataset.name} has features")
     random = random_state(0)
     pixels = dataset.inputs.reshape(len(dataset), dataset.shape[0], -1)
-    shuffled = np.empty_like(pixels)
-    for i in range(0, len(dataset), 1024):
-        block = pixels[i : i + 1024]
+    shuffled = np.empty_like(pixels) if file_of(pixels) is None else in_file(pixels.shape, pixels.dtype)
+    for rows in pieces(shuffled):
+        block = pixels[rows]
         order = random.random_sample((len(block), block.shape[2])).argsort(axis=1, kind="stable")
-        shuffled[i : i + 1024] = np.take_along_axis(block, order[:, None], axis=2)
+        shuffled[rows] = np.take_along_axis(block, order[:, None], axis=2)
+        let_go(pixels)
     return replace(dataset, name=name, inputs=shuffled.reshape(dataset.inputs.shape))

@@ -226,6 +226,16 @@ CATALOG: dict[str, Entry] = {
 }
 
 
+def how_to_get(name: str) -> str:
+    """What to do where the set's files are missing."""
+    return CATALOG[name].by_hand or f"fetch it with `eow data fetch {name}`, or set EOW_DATA to the folder that has it"
+
+
+def how_to_repair(name: str) -> str:
+    """What to do where the set's files do not hold what they should."""
+    return CATALOG[name].by_hand or f"fetch it again with `eow data fetch {name}`"
+
+
 def entry_of(name: str) -> Entry:
     """The catalog's entry, or an error that lists the names there are."""
     if name not in CATALOG:

@@ -27,8 +27,9 @@ from eow.errors import EowError
 
 CHUNK = 1 << 18
 TIMEOUT_SECONDS = (10, 60)
-# What tarfile and zipfile end in on a damaged archive; ValueError: names that are not the UTF-8 they say they are.
-UNPACKING = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
+# What a damaged archive ends in; ValueError: names that are not the UTF-8 they say they are. No other OSError: a full
+# disk is not the archive's fault.
+DAMAGED = (gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 
 
 class Row(NamedTuple):
@@ -89,15 +90,12 @@ def fetch(name: str, root: str | Path | None = None, progress: bool = True) -> P
         if all(_status(file, folder)[1] in ("ok", "no official hash") for file in wanted):
             continue
         path = _downloaded(name, archive, folder, progress)
-        try:
-            if archive.folder is not None:
-                _unpack_folder(path, archive.folder, folder)
-                path.unlink()
-            elif path.suffix == ".gz":
-                _unpack_gzip(path)
-                path.unlink()
-        except OSError as error:
-            raise EowError(f"{path} could not be unpacked: {error}; free the space or name another --root") from error
+        if archive.folder is not None:
+            _unpack_folder(path, archive.folder, folder)
+            path.unlink()
+        elif path.suffix == ".gz":
+            _unpack_gzip(path)
+            path.unlink()
     return folder
 
 
@@ -183,10 +181,25 @@ def _bar(title: str, have: int, total: int | None, shown: bool) -> Iterator[Call
         yield lambda count: bar.advance(task, count)
 
 
+@contextmanager
+def _unpacking(path: Path) -> Iterator[None]:
+    """What is wrong with the archive, or with the place it is unpacked to, becomes a sentence that says which."""
+    try:
+        yield
+    except EowError:
+        raise
+    except DAMAGED as error:
+        raise EowError(f"{path} could not be unpacked ({error}): remove it and fetch it again") from error
+    except OSError as error:
+        raise EowError(
+            f"{path} could not be unpacked ({error}): make room for it, or name a --root that can be written to"
+        ) from error
+
+
 def _unpack_gzip(path: Path) -> None:
     """X.gz -> X, in one rename."""
     target = path.with_suffix("")
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unpacking-") as beside:
+    with _unpacking(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=".unpacking-") as beside:
         with gzip.open(path) as packed, (Path(beside) / target.name).open("wb") as plain:
             shutil.copyfileobj(packed, plain, CHUNK)
         os.replace(Path(beside) / target.name, target)
@@ -194,19 +207,14 @@ def _unpack_gzip(path: Path) -> None:
 
 def _unpack_folder(path: Path, folder: str, root: Path) -> None:
     """The archive's top folder below the root: one rename where it is new, file by file where it is there already."""
-    with tempfile.TemporaryDirectory(dir=root, prefix=".unpacking-") as beside:
-        try:
-            if path.suffix == ".zip":
-                _extract_zip(path, Path(beside))
-            else:
-                _extract_tar(path, Path(beside))
-        except EowError:
-            raise
-        except UNPACKING as error:
-            raise EowError(f"{path} could not be unpacked: {error}") from error
+    with _unpacking(path), tempfile.TemporaryDirectory(dir=root, prefix=".unpacking-") as beside:
+        if path.suffix == ".zip":
+            _extract_zip(path, Path(beside))
+        else:
+            _extract_tar(path, Path(beside))
         unpacked = Path(beside) / folder
         if not unpacked.is_dir():
-            raise EowError(f"{path} has no folder {folder} in it")
+            raise EowError(f"{path} has no folder {folder} in it: remove it and fetch it again")
         if not (root / folder).exists():
             os.replace(unpacked, root / folder)
             return
@@ -223,7 +231,8 @@ def _refuse_outside(path: Path, member: str, plain: bool) -> None:
     place = PurePosixPath(member.replace("\\", "/"))
     if not plain or place.is_absolute() or ".." in place.parts or ":" in place.as_posix():
         raise EowError(
-            f"{path} was not unpacked: its member {member!r} is a link, a device, nameless or lies outside the archive"
+            f"{path} was not unpacked, remove it: its member {member!r} is a link, a device, nameless or lies outside "
+            "the archive"
         )
 
 
@@ -242,5 +251,8 @@ def _extract_zip(path: Path, into: Path) -> None:
             plain = member.filename != "" and kind in (0, stat.S_IFREG, stat.S_IFDIR)  # zipfile fails on no name
             _refuse_outside(path, member.filename, plain)
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # LZMA, as above
-                raise EowError(f"{path} was not unpacked: its member {member.filename!r} is packed in an unusual way")
+                raise EowError(
+                    f"{path} was not unpacked, do it by hand: its member {member.filename!r} is packed in an unusual "
+                    "way"
+                )
         archive.extractall(into)

@@ -63,11 +63,14 @@ def entries(folder: Path) -> list[Path]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files at any depth, sorted; hidden files and folders do not count."""
+    """All files at any depth, sorted; hidden files and folders do not count. A link may lead to a file: one to a folder
+    could lead in a circle, and one to nothing is a file that is missing."""
     found = []
     for path in entries(folder):
         if is_file(path):
             found.append(path)
-        elif is_folder(path) and not path.is_symlink():
+        elif path.is_symlink():
+            raise EowError(f"{path} is a link to no file: put what it stands for in its place, or remove it")
+        elif is_folder(path):
             found += files_below(path)
     return sorted(found)

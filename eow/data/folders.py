@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eow.data.catalog import Entry
+from eow.data.catalog import Entry, how_to_get, how_to_repair
 from eow.data.dataset import Dataset, split_80_20
 from eow.data.files import entries, files_below, is_folder
 from eow.errors import EowError
@@ -75,7 +75,7 @@ def read_folder(name: str, split: str, resident: bool = True) -> Dataset:
     to be resident in memory, they are decoded into a file."""
     folder = Path(name.removeprefix("folder:")).expanduser()
     if not is_folder(folder):
-        raise EowError(f"{folder} is not a folder")
+        raise EowError(f"{folder} is not a folder: name one that has a sub-folder of images for each class")
     held_out = next((folder / other for other in ("test", "val") if is_folder(folder / other)), None)
     if is_folder(folder / "train") and held_out is not None:
         train, classes = _listed_images(folder / "train", None)
@@ -106,16 +106,18 @@ def _listed_images(folder: Path, classes: list[str] | None) -> tuple[list[tuple[
     """
     found = [path.name for path in entries(folder) if is_folder(path)]
     if not found:
-        raise EowError(f"{folder} has no class sub-folders")
+        raise EowError(f"{folder} has no class sub-folders: put the images of each class into a folder of its own")
     if classes is None:
         classes = found
     images = []
     for class_name in found:
         if class_name not in classes:
-            raise EowError(f"{folder / class_name} is a class that the training images do not have")
+            raise EowError(
+                f"{folder / class_name} is a class that the training images do not have: add it to them or remove it"
+            )
         paths = files_below(folder / class_name)
         if not paths:
-            raise EowError(f"{folder / class_name} has no images")
+            raise EowError(f"{folder / class_name} has no images: put some there or remove the folder")
         images += [(path, classes.index(class_name)) for path in paths]
     return images, classes
 
@@ -123,8 +125,8 @@ def _listed_images(folder: Path, classes: list[str] | None) -> tuple[list[tuple[
 def read_tiny_imagenet(name: str, root: Path, split: str, entry: Entry, allow_unofficial: bool) -> Dataset:
     """Tiny-ImageNet as its zip unpacks; its grey JPEGs become colour. Its tree has no published per-file hashes."""
     folder = root / "tiny-imagenet-200"
-    wordnet_ids = sorted(_lines(folder / "wnids.txt"))
-    words = dict(line.split("\t", 1) for line in _lines(folder / "words.txt") if "\t" in line)
+    wordnet_ids = sorted(_lines(name, folder / "wnids.txt"))
+    words = dict(line.split("\t", 1) for line in _lines(name, folder / "words.txt") if "\t" in line)
     label_of = {wordnet_id: label for label, wordnet_id in enumerate(wordnet_ids)}
     if split == "train":
         pairs = []
@@ -132,15 +134,17 @@ def read_tiny_imagenet(name: str, root: Path, split: str, entry: Entry, allow_un
             inside = folder / "train" / wordnet_id / "images"
             paths = [path for path in entries(inside) if path.suffix == ".JPEG"] if is_folder(inside) else []
             if not paths:
-                raise EowError(f"{inside} has no images: {_FETCH_TINY}")
+                raise EowError(f"{inside} has no images: {how_to_get(name)}")
             pairs += [(path, label) for path in paths]
     else:
         annotations = folder / "val" / "val_annotations.txt"
         pairs = []
-        for number, line in enumerate(_lines(annotations), 1):
+        for number, line in enumerate(_lines(name, annotations), 1):
             fields = line.split("\t")
             if len(fields) < 2 or fields[1] not in label_of:
-                raise EowError(f"{annotations}, line {number}: no class of wnids.txt in the second column")
+                raise EowError(
+                    f"{annotations}, line {number}: no class of wnids.txt in the second column: {how_to_repair(name)}"
+                )
             pairs.append((folder / "val" / "images" / Path(fields[0]).name, label_of[fields[1]]))
     channels, height, width = entry.shape
     inputs = _image_array([path for path, _ in pairs], (width, height), channels, resident=True)
@@ -149,11 +153,8 @@ def read_tiny_imagenet(name: str, root: Path, split: str, entry: Entry, allow_un
     return Dataset(name, split, inputs, np.array([label for _, label in pairs], np.int64), classes)
 
 
-_FETCH_TINY = "fetch it with `eow data fetch tiny_imagenet`, or set EOW_DATA to the folder that has it"
-
-
-def _lines(path: Path) -> list[str]:
+def _lines(name: str, path: Path) -> list[str]:
     try:
         return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise EowError(f"tiny_imagenet: {path} is missing or unreadable: {_FETCH_TINY}") from error
+        raise EowError(f"{name}: {path} is missing or unreadable: {how_to_get(name)}") from error

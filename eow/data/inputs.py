@@ -8,6 +8,8 @@ from eow.data.files import is_file, reason
 from eow.data.folders import decoded, size_and_channels
 from eow.errors import EowError
 
+KINDS = {1: "grey", 3: "colour"}  # of images, by their channels
+
 
 def read_inputs(path: Path, shape: tuple[int, ...], dtype: str | None = None) -> np.ndarray:
     """The samples of one file as uint8 (n, C, H, W) or float32 (n, D), for a model whose inputs are of this shape; or
@@ -18,7 +20,7 @@ def read_inputs(path: Path, shape: tuple[int, ...], dtype: str | None = None) ->
         raise EowError(folder if path.is_dir() else f"there is no file {path}: give images or .npy files")
     if path.suffix.lower() == ".npy":
         return from_array(path, shape, dtype)
-    if dtype != "uint8":
+    if dtype != "uint8" or len(shape) != 3 or shape[0] not in KINDS:
         taken = f"rows of {shape[0]} numbers" if len(shape) == 1 else f"{dtype} arrays of shape {shape}"
         raise EowError(f"{path} cannot be used: this model takes {taken}, give a .npy file")
     return from_image(path, shape)
@@ -36,9 +38,8 @@ def from_image(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     if size != (width, height):
         raise EowError(f"{path} is {size[0]}x{size[1]}, but this model takes {width}x{height}: resize it first")
     if found != channels:
-        kinds = {1: "grey", 3: "colour"}
         raise EowError(
-            f"{path} is a {kinds[found]} image, but this model takes {kinds[channels]} ones: convert it first"
+            f"{path} is a {KINDS[found]} image, but this model takes {KINDS[channels]} ones: convert it first"
         )
     return decoded(path, size, channels)[None]
 
@@ -52,7 +53,7 @@ def from_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         raise EowError(f"{path} holds several arrays: save the one to predict with numpy.save")
     if array.dtype.kind not in kinds_for(dtype, shape) or (dtype == "uint8" and array.dtype != np.uint8):
         wanted = {"float32": "floating-point", "int64": "whole"}.get(dtype, dtype)
-        raise EowError(f"{path} holds {array.dtype} numbers, but this model takes {wanted} ones")
+        raise EowError(f"{path} holds {array.dtype} numbers, but this model takes {wanted} ones: save it with those")
     found = array.shape
     if len(shape) == 3 and shape[0] == 1 and array.shape[-2:] == shape[1:] and array.ndim in (2, 3):
         array = array.reshape(-1, *shape)  # grey images without a channel axis

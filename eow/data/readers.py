@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from eow.data.catalog import CATALOG, Entry, File
+from eow.data.catalog import Entry, File, how_to_get, how_to_repair
 from eow.data.dataset import Dataset, stratified_split
-from eow.data.files import is_file, most_unpacked
+from eow.data.files import is_file, most_unpacked, readable
 from eow.data.matlab import read_mat
 from eow.errors import EowError
 
@@ -41,24 +41,24 @@ def _checked_bytes(name: str, file: File, root: Path, allow_unofficial: bool) ->
     """(content, official, where it lay); a file whose hash differs is an error unless that is allowed."""
     path = located(file, root)
     if path is None:
-        how = (
-            CATALOG[name].by_hand or f"fetch it with `eow data fetch {name}`, or set EOW_DATA to the folder that has it"
-        )
-        raise EowError(f"{name}: {root / file.path} is missing: {how}")
-    try:
+        raise EowError(f"{name}: {root / file.path} is missing: {how_to_get(name)}")
+    with readable(path):
         content = path.read_bytes()
-    except OSError as error:
-        raise EowError(f"{name}: {path} cannot be read: {error}") from error
     expected = official_hash(file, path)
     if expected is None:
         return content, None, path
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != expected and not allow_unofficial:
         raise EowError(
-            f"{path} is not the official file (md5 {found} instead of {expected}): fetch it again with "
-            f"`eow data fetch {name}`, or pass --allow-unofficial to use it as it is"
+            f"{path} is not the official file (md5 {found} instead of {expected}): {how_to_repair(name)}, or pass "
+            "--allow-unofficial to use it as it is"
         )
     return content, found == expected, path
+
+
+def _damaged(name: str, what: str) -> EowError:
+    """A file of the set holds something else than it should."""
+    return EowError(f"{what}: {how_to_repair(name)}")
 
 
 def _verdict(flags: list[bool | None]) -> bool | None:
@@ -74,7 +74,8 @@ def read_idx(name: str, root: Path, split: str, entry: Entry, allow_unofficial: 
     images, images_official = _idx_array(name, image_file, root, allow_unofficial, dimensions=3)
     labels, labels_official = _idx_array(name, label_file, root, allow_unofficial, dimensions=1)
     if images.shape[1:] != entry.shape[1:]:
-        raise EowError(f"{name}: the images in {root / image_file.path} are {images.shape[1:]}, not {entry.shape[1:]}")
+        found = f"{name}: the images in {root / image_file.path} are {images.shape[1:]}"
+        raise _damaged(name, f"{found}, not {entry.shape[1:]}")
     official = _verdict([images_official, labels_official])
     return Dataset(name, split, images[:, None], labels.astype(np.int64), entry.classes, official)
 
@@ -91,18 +92,17 @@ def _idx_array(
             if len(content) > most:
                 raise EowError("it unpacks to far more than images do")
         except Exception as error:
-            raise EowError(f"{path} is not a whole gzip file ({error}): fetch it again") from error
+            raise _damaged(name, f"{path} is not a whole gzip file ({error})") from error
     header = 4 + 4 * dimensions
     # 0x08 says unsigned bytes, the last byte of the magic number the number of dimensions.
     if len(content) < header or content[:4] != bytes([0, 0, 8, dimensions]):
-        raise EowError(f"{path} is not an idx file of unsigned bytes with {dimensions} dimension(s)")
+        raise _damaged(name, f"{path} is not an idx file of unsigned bytes with {dimensions} dimension(s)")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if not all(shape):  # then the other sizes may be any, and numpy refuses some of them
-        raise EowError(f"{path} holds nothing, as its header {shape} says: fetch it again")
+        raise _damaged(name, f"{path} holds nothing, as its header {shape} says")
     if math.prod(shape) != len(content) - header:
-        raise EowError(
-            f"{path} holds {len(content) - header} bytes of data where its header {shape} asks for another count"
-        )
+        have = len(content) - header
+        raise _damaged(name, f"{path} holds {have} bytes of data where its header {shape} asks for another count")
     # A copy, since an array over bytes cannot be written to and torch warns about such arrays.
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy(), official
 
@@ -112,22 +112,23 @@ def read_cifar(name: str, root: Path, split: str, entry: Entry, allow_unofficial
     *batches, meta = entry.train if split == "train" else entry.test
     label_key, names_key = ("fine_labels", "fine_label_names") if name == "cifar100" else ("labels", "label_names")
     content, meta_official, meta_path = _checked_bytes(name, meta, root, allow_unofficial)
-    names = [_text(value) for value in _listed(_unpickled(content, meta_path), names_key, meta_path)]
+    names = [_text(value) for value in _listed(name, _unpickled(name, content, meta_path), names_key, meta_path)]
     if len(names) != entry.class_count:
-        raise EowError(f"{meta_path} names {len(names)} classes, not {entry.class_count}")
+        raise _damaged(name, f"{meta_path} names {len(names)} classes, not {entry.class_count}")
     flags, images, labels = [meta_official], [], []
     for batch in batches:
         content, official, path = _checked_bytes(name, batch, root, allow_unofficial)
-        fields = _unpickled(content, path)
+        fields = _unpickled(name, content, path)
         data = fields.get("data")
         if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3072:
-            raise EowError(f"{path} has no `data` of shape (N, 3072)")
-        values = _listed(fields, label_key, path)
+            raise _damaged(name, f"{path} has no `data` of shape (N, 3072)")
+        values = _listed(name, fields, label_key, path)
         if len(values) != len(data):
-            raise EowError(f"{path} has {len(data)} images but {len(values)} labels")
+            raise _damaged(name, f"{path} has {len(data)} images but {len(values)} labels")
         for index, value in enumerate(values):
             if type(value) is not int or not 0 <= value < entry.class_count:
-                raise EowError(f"{path}: label {value!r:.40} at index {index} is outside 0..{entry.class_count - 1}")
+                label = f"label {value!r:.40} at index {index}"
+                raise _damaged(name, f"{path}: {label} is outside 0..{entry.class_count - 1}")
         flags.append(official)
         images.append(data.reshape(-1, 3, 32, 32))
         labels.append(np.array(values, np.int64))
@@ -135,9 +136,9 @@ def read_cifar(name: str, root: Path, split: str, entry: Entry, allow_unofficial
     return Dataset(name, split, inputs, np.concatenate(labels), tuple(names), _verdict(flags))
 
 
-def _listed(fields: dict[str, Any], key: str, path: Path) -> list:
+def _listed(name: str, fields: dict[str, Any], key: str, path: Path) -> list:
     if not isinstance(fields.get(key), list):
-        raise EowError(f"{path} has no list `{key}`: it is not the CIFAR file it should be")
+        raise _damaged(name, f"{path} has no list `{key}`, so it is not the CIFAR file it should be")
     return fields[key]
 
 
@@ -145,7 +146,7 @@ def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _unpickled(content: bytes, path: Path) -> dict[str, Any]:
+def _unpickled(name: str, content: bytes, path: Path) -> dict[str, Any]:
     """The pickled dict, with text keys. No name in the pickle is looked up: the few that arrays need get stand-ins.
 
     numpy's own reconstruction would let the file choose shapes, dtypes and dtype flags. The stand-ins accept one thing:
@@ -206,7 +207,7 @@ def _unpickled(content: bytes, path: Path) -> dict[str, Any]:
             raise pickle.UnpicklingError("it holds no dict")
         return {_text(key): value.value if type(value) is Array else value for key, value in fields.items()}
     except Exception as error:
-        raise EowError(f"{path} cannot be read as a CIFAR file: {error or type(error).__name__}") from error
+        raise _damaged(name, f"{path} cannot be read as a CIFAR file ({error or type(error).__name__})") from error
 
 
 def read_svhn(name: str, root: Path, split: str, entry: Entry, allow_unofficial: bool) -> Dataset:
@@ -216,16 +217,17 @@ def read_svhn(name: str, root: Path, split: str, entry: Entry, allow_unofficial:
     try:
         fields = read_mat(content)
     except Exception as error:
-        raise EowError(f"{path} cannot be read as a MATLAB file: {error or type(error).__name__}") from error
+        raise _damaged(name, f"{path} cannot be read as a MATLAB file ({error or type(error).__name__})") from error
     images, labels = fields.get("X"), fields.get("y")
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[:-1] != (32, 32, 3):
-        raise EowError(f"{path} has no uint8 array X of shape (32, 32, 3, N)")
+        raise _damaged(name, f"{path} has no uint8 array X of shape (32, 32, 3, N)")
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or labels.size != images.shape[3]:
-        raise EowError(f"{path} has no integer array y with a label for each of its {images.shape[3]} images")
+        raise _damaged(name, f"{path} has no integer array y with a label for each of its {images.shape[3]} images")
     digits = labels.reshape(-1).astype(np.int64)
     wrong = np.flatnonzero((digits < 1) | (digits > 10))
     if len(wrong):
-        raise EowError(f"{path}: label {digits[wrong[0]]} at index {wrong[0]} is outside 1..10 (10 is the digit 0)")
+        label = f"label {digits[wrong[0]]} at index {wrong[0]}"
+        raise _damaged(name, f"{path}: {label} is outside 1..10 (10 is the digit 0)")
     inputs = np.ascontiguousarray(images.transpose(3, 2, 0, 1))
     return Dataset(name, split, inputs, digits % 10, entry.classes, official)
 

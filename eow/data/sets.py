@@ -54,13 +54,26 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
     if 0 < wanted.limit < len(train):
         _, train = holdout_split(train, wanted.limit, derive("limit", seed) % 2**32)
     for name in wanted.outliers:
-        outlier = load(name, root, "test", allow_unofficial=allow, shape=test.shape, resident=wanted.resident)
-        if outlier.shape != test.shape:
-            raise EowError(
-                f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {test.shape}: choose others"
-            )
-        outliers[name] = outlier
+        outliers[name] = load_outlier(name, wanted, test.shape, test.hash)
     return RunData(train, holdout, certify, test, outliers, Transform(*statistics(train)))
+
+
+def load_outlier(name: str, wanted: DataConfig, shape: tuple[int, ...], tested: str) -> Dataset:
+    """A set to tell apart from the test set of a run on `wanted`: of the same shape, and not the test set itself, whose
+    content hash is `tested`, nor the whole that it is the known classes of."""
+    outlier = load(
+        name,
+        wanted.root or None,
+        "test",
+        allow_unofficial=wanted.allow_unofficial,
+        shape=shape,
+        resident=wanted.resident,
+    )
+    if outlier.shape != shape:
+        raise EowError(f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {shape}: choose others")
+    if name == wanted.name or outlier.hash == tested:
+        raise EowError(f"{name} is what the run is tested on: choose other outliers")
+    return outlier
 
 
 def check_apart(train: Dataset, test: Dataset) -> None:

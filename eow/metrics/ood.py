@@ -24,6 +24,7 @@ from eow.metrics.checks import (
 )
 
 THRESHOLDS = (0.0, 0.25, 0.5, 0.75)  # the columns of the paper's table 2
+SCORES = ("confidence", "unknown", "entropy", "energy", "max_logit")  # what `scores` gives, in this order
 TINY = float(np.finfo(np.float64).tiny)  # keeps p log p at 0 where p is 0
 
 

@@ -59,7 +59,8 @@ def relief(drops: Tensor) -> Tensor:
 def edges(images: Tensor) -> Tensor:
     """Canny's edges of bytes (N, 1, H, W), as OpenCV finds them: Sobel, |dx| + |dy|, ridges only, two thresholds."""
     height, width = images.shape[2:]
-    # Slices of a float image are not faster, and integers keep the comparisons exact.
+    # Integers, for the shifts and signs below; by way of float32, which holds bytes exactly, because not every torch
+    # replicates integers.
     wide = pad(images.float(), (1, 1, 1, 1), mode="replicate").int()
     left, right = wide[..., :-2], wide[..., 2:]
     across = (right - left)[:, :, :-2] + 2 * (right - left)[:, :, 1:-1] + (right - left)[:, :, 2:]
