@@ -28,6 +28,7 @@ from eow.data import load
 HALVES = "noise:0.5,mixed:0.5"
 VARIANTS: dict[str, dict[str, Any]] = {  # the first are the defaults
     "quadratic, features, λ .02": {},
+    "quadratic, features, λ .02, settled": {"onset": "settled"},
     "quadratic, features, no steps, λ .02": {"steps": 0},
     "quadratic, features, λ .1": {"lam": 0.1},
     "quadratic, noise and mixed, λ .1": {"lam": 0.1, "start": HALVES},

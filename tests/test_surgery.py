@@ -1,13 +1,18 @@
 """`eow.upgrade`: models of many builds keep their logits bit for bit, and what cannot be upgraded is told why."""
 
 import copy
+import io
 import math
+import random
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from networks import CLASSES, NETWORKS, LeNet, ResNet, network
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from eow.errors import EowError
 from eow.models import SplitModel, build
@@ -499,6 +504,492 @@ def test_a_split_model_by_hand_is_a_pair() -> None:
     parts = SplitModel(nn.Linear(6, 4), nn.Linear(4, 3))
     x = torch.randn(5, 6)
     assert torch.equal(upgrade(parts)(x)[:, :-1], parts(x))
+
+
+# --- what a graph does not keep by itself ----------------------------------------------------------------------------
+
+
+class Backed(nn.Module):
+    """A network with a part of it inside torch.no_grad()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.mid, self.fc = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def end(self, h: Tensor) -> Tensor:
+        return self.fc(F.relu(self.mid(h)))
+
+
+class InBlock(Backed):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.back(x)
+        return self.end(h)
+
+
+class InInference(Backed):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            h = self.back(x)
+        return self.end(h)
+
+
+class WithSizes(Backed):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            rows, width = x.shape
+            h = self.back(x)
+            rest = [h + 1, (h - 1, 2)]
+        return self.end(h.view(rows, -1) * width + rest[0] + rest[1][0])
+
+
+class InPart(Backed):
+    """Only what lies between is frozen, and some of it is used inside and outside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.back[0](x)
+        with torch.no_grad():
+            a = F.relu(h)
+            b = self.back[2](a)
+            with torch.enable_grad():
+                c = self.mid(b)
+        return self.fc(F.relu(h + a + b + c))
+
+
+class FrozenBack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).relu()
+
+
+class Decorated(Backed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = FrozenBack()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.back(x))
+
+
+class Recurrent(Backed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.LSTM(6, 8, batch_first=True)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            said = self.back(x.unsqueeze(1))
+        outputs, (last, _) = said
+        return self.end(outputs[:, 0] + last[0])
+
+
+class TrainsOnly(Backed):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.training):
+            h = self.back(x)
+        return self.end(h)
+
+
+def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
+    """Of the K logits, under the names of the model that was upgraded."""
+    model.zero_grad()
+    model.train()(x)[:, :3].square().sum().backward()
+    by_name = {
+        name.removeprefix("encoder.").removeprefix("tail."): parameter.grad
+        for name, parameter in model.named_parameters()
+    }
+    return {name: None if grad is None else grad.clone() for name, grad in by_name.items()}
+
+
+def again(model: nn.Module) -> nn.Module:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def assert_same_gradients(model: nn.Module, x: Tensor, reference: nn.Module | None = None) -> None:
+    """At every cut, and in copies: what had none has none."""
+    expected = gradients(reference or model, x)
+    for cut in upgrade(model, example=x).cuts:
+        upgraded = upgrade(model, cut, example=x, unknown="linear")
+        for each in (upgraded, copy.deepcopy(upgraded), again(upgraded)):
+            found = gradients(each, x)
+            for name, grad in expected.items():
+                if grad is None:
+                    assert found[name] is None, (cut, name)
+                else:
+                    torch.testing.assert_close(found[name][: len(grad)], grad)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", [InBlock, WithSizes, InPart, Decorated, Recurrent, TrainsOnly])
+def test_what_had_no_gradient_gets_none(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    assert_same_gradients(kind(), torch.randn(5, 6))
+
+
+def test_inference_mode_inside_a_model_is_no_grad() -> None:
+    model, reference, x = InInference(), InBlock(), torch.randn(5, 6)
+    reference.load_state_dict(model.state_dict())
+    assert_same_gradients(model, x, reference)
+
+
+def test_the_mode_in_which_upgrade_is_called_changes_nothing() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), torch.randn(5, 6)
+    expected = gradients(model, x)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            upgraded = upgrade(model, unknown="linear")
+            pair = upgrade((model[:2], model[2]), unknown="linear")
+        torch.testing.assert_close(gradients(upgraded, x)["0.weight"], expected["0.weight"])
+        assert gradients(pair, x)["0.weight"] is not None
+
+
+def test_chains_start_where_their_gradient_ends() -> None:
+    upgraded = upgrade(InBlock(), "back")
+    assert upgraded.cuts == ("back", "mid", "relu", "penultimate")
+    z = torch.randn(7, *upgraded.feature_shape((6,)))
+    chain = run_chain(upgraded.tail, z, "paper", steps=5, generator=torch.Generator().manual_seed(0))
+    assert chain.energy[-1].mean() < chain.energy[0].mean()
+    with pytest.raises(EowError, match="there is no cut 'input': choose one of back, mid"):
+        upgrade(InBlock(), "input")
+
+
+class Boxed(Backed):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            box = self.back(x)
+        return self.end(box.tensor)
+
+
+def boxed() -> nn.Module:
+    class Box:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    class Boxing(nn.Module):
+        def forward(self, x: Tensor) -> Box:
+            return Box(x)
+
+    model = Boxed()
+    model.back.append(Boxing())
+    return model
+
+
+class AllFrozen(Backed):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.back(x))
+
+
+class Clamps(nn.Module):
+    """A clamp that no gradient sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        with torch.no_grad():
+            h.clamp_(min=0)
+        return h
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * grad
+
+
+sign = Sign.apply
+
+
+class Signs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sign(Sign.apply(self.inner(x)))
+
+
+class Cast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            h = self.inner(x)
+        return h.float()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x.relu(), use_reentrant=True)
+
+
+class Skips(nn.Module):
+    """LayerDrop, by the generator given."""
+
+    def __init__(self, draw: Callable[[], float] = lambda: torch.rand(()).item()) -> None:
+        super().__init__()
+        self.layers, self.draw = nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if not self.training or self.draw() < 0.5:
+                x = x + layer(x)
+        return x
+
+
+class Ended(nn.Module):
+    """`forward` of the module given and a head, all in the outermost forward."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["first"] = first  # hidden from torch.nn
+        for name, child in first.named_children():
+            self.add_module(name, child)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.first.forward(x))
+
+
+@pytest.mark.parametrize("kind", [Clamps, Signs, Cast])
+def test_a_module_that_does_what_a_graph_does_not_keep_is_taken_whole(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 6), kind(), nn.Linear(6, 3)), torch.randn(5, 6)
+    assert gradients(model, x)["0.weight"].any()  # type: ignore[union-attr]
+    assert upgrade(model).cuts == ("input", "0", "1", "penultimate")
+    assert_same_gradients(model, x)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_checkpoints_are_calls() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 6), Checkpointed(), nn.Linear(6, 3)), torch.randn(5, 6)
+    x.requires_grad_()
+    expected = gradients(model, x)
+    upgraded = upgrade(model, "1.inner", unknown="linear")
+    torch.testing.assert_close(gradients(upgraded, x)["1.inner.weight"], expected["1.inner.weight"])
+    torch.testing.assert_close(gradients(model, x), expected)  # and theirs are as they were
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (
+            lambda: Ended(Signs()),
+            r"Ended.forward calls Sign, a torch.autograd.Function.*put that into a module of its own",
+        ),
+        (lambda: Ended(Clamps()), r"changes a tensor in place inside torch.no_grad\(\).*module of its own"),
+        (lambda: Ended(Cast()), "Ended.forward enters torch.autocast.*module of its own"),
+        (lambda: Ended(Skips()), "Ended.forward draws random numbers in Python.*module of its own"),
+        (AllFrozen, r"AllFrozen computes its logits inside torch.no_grad\(\), where nothing is trained: take that off"),
+        (boxed, r"computes a Box inside torch.no_grad\(\).*take its tensors out"),
+    ],
+)
+def test_in_the_outermost_forward_it_is_refused(model, sentence: str) -> None:
+    with pytest.raises(EowError, match=sentence):
+        upgrade(model())
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()).item(), lambda: random.random(), lambda: np.random.rand()])
+def test_layers_are_still_dropped_at_random(draw: Callable[[], float]) -> None:
+    """In every upgrade, whatever was drawn when it was traced, and nobody's generator moves."""
+    model, x = nn.Sequential(Skips(draw), nn.Linear(6, 3)).train(), torch.randn(2, 6)
+    torch.manual_seed(0)
+    for _ in range(5):
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+        upgraded = upgrade(model)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # type: ignore[index]
+        assert len({upgraded(x).sum().item() for _ in range(30)}) > 3
+        draw()
+
+
+class NoisyEnd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        return h + torch.randn_like(h) if self.training else h
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_the_block_that_differs_in_training_is_closed_and_no_other(after: int) -> None:
+    """It is the last thing that the block does; what follows lies deeper, or not."""
+    block = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Tanh(), nn.Linear(6, 6)))
+    model = nn.Sequential(nn.Sequential(nn.Tanh(), NoisyEnd()), nn.Sequential(*[block] * after), nn.Linear(6, 3))
+    upgraded, x = upgrade(model), torch.randn(5, 6)
+    assert upgraded.cuts == (*("input", "0.0", "0"), *(("1.0.0", "1.0.1.0") if after else ()), "1", "penultimate")
+    torch.manual_seed(0)
+    expected = model.train()(x)
+    torch.manual_seed(0)
+    assert torch.equal(upgraded.train()(x)[:, :3], expected)
+
+
+class Patches(nn.Module):
+    """Takes images of 64x64 only, which is not the first guess, in its encoder and behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.place = nn.Conv2d(3, 4, 16, 16), nn.Parameter(torch.zeros(1, 16, 4))
+        self.mix, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x).flatten(2).transpose(1, 2) + self.place
+        return self.head((self.mix(h) + self.place).mean(1))
+
+
+def test_nothing_is_printed_when_a_call_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    upgraded = upgrade(Patches(), "conv").eval()
+    x = torch.randn(2, 3, 64, 64)
+    for model in (upgraded, copy.deepcopy(upgraded), again(upgraded), again(again(copy.deepcopy(upgraded)))):
+        assert torch.equal(model(x), upgraded(x))
+        for part, wrong in ((model, x[..., :32, :32]), (model.encoder, x[:, :1]), (model.tail, x[:, :, :3])):
+            with pytest.raises(RuntimeError):
+                part(wrong)
+    assert capfd.readouterr().err == ""
+
+
+def test_parts_can_be_compiled_and_exported() -> None:
+    upgraded, x = upgrade(InBlock(), "mid"), torch.randn(2, 6)
+    expected = upgraded(x)
+    torch.testing.assert_close(torch.compile(upgraded, backend="eager", fullgraph=True)(x), expected)
+    program = torch.export.export(upgraded, (x,))
+    torch.testing.assert_close(program.module()(x), expected)
+
+
+@pytest.mark.parametrize("name", ["graph", "code", "meta", "_graph", "_code", "_tracer_cls", "recompile", "shape_env"])
+def test_names_that_torch_fx_needs_are_told(name: str) -> None:
+    class Named(nn.Module):
+        def __init__(self, thing: nn.Module | nn.Parameter) -> None:
+            super().__init__()
+            setattr(self, name, thing)
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            thing = getattr(self, name)
+            return self.fc(thing(x) if isinstance(thing, nn.Module) else x * thing)
+
+    for thing in (nn.Linear(6, 6), nn.Parameter(torch.ones(6))):
+        with pytest.raises(EowError, match=f"called '{name}', a name that torch.fx needs: rename it"):
+            upgrade(Named(thing))
+    inside = nn.ModuleDict({name: nn.Linear(6, 6)})  # deeper down it is nobody's
+    assert upgrade(nn.Sequential(Calls(inside, name), nn.Linear(6, 3)), "0").classes == 3
+
+
+class Calls(nn.Module):
+    def __init__(self, layers: nn.ModuleDict, *names: str) -> None:
+        super().__init__()
+        self.layers, self.names = layers, names
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.names:
+            x = self.layers[name](x)
+        return x
+
+
+def test_names_of_sequentials_methods_are_layers_like_others() -> None:
+    layers = nn.ModuleDict({"insert": nn.Linear(6, 6), "append": nn.Tanh(), "fc": nn.Linear(6, 3)})
+    model, x = Calls(layers, "insert", "append", "fc"), torch.randn(5, 6)
+    for cut in ("input", "layers.insert"):
+        assert torch.equal(upgrade(model, cut)(x)[:, :-1], model(x))
+
+
+def test_penultimate_is_the_heads_input_whatever_is_called_so() -> None:
+    class Misnamed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.penultimate, self.fc = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(F.relu(self.penultimate(x)))
+
+    upgraded = upgrade(Misnamed())
+    assert (upgraded.encoder(torch.randn(9, 6)) >= 0).all()
+    assert upgraded.cuts == ("input", "relu", "penultimate")
+
+
+def test_a_dropout_function_and_a_layer_of_its_name_are_two() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout, self.fc = nn.Dropout(0.0), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(F.dropout(self.dropout(x), 0.5, self.training))
+
+    rates = [each.p for each in upgrade(Two(), "input").modules() if isinstance(each, nn.Dropout)]
+    assert rates == [0.0, 0.5]
+
+
+class NeedsMore(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+class NeedsNamed(NeedsMore):
+    def forward(self, x: Tensor, *, edges: Tensor) -> Tensor:  # type: ignore[override]
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("kind", [NeedsMore, NeedsNamed])
+def test_a_model_of_more_than_one_tensor_is_told(kind: type[nn.Module]) -> None:
+    with pytest.raises(
+        EowError, match=r"cannot be called with one tensor alone \(.*'edges'\): wrap the model.*or pass"
+    ):
+        upgrade(kind())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize(
+    ("change", "remover"),
+    [
+        (nn.utils.weight_norm, "remove_weight_norm"),
+        (nn.utils.spectral_norm, "remove_spectral_norm"),
+        (lambda layer: nn.utils.prune.l1_unstructured(layer, "weight", 0.5), "prune.remove"),
+    ],
+)
+def test_hooks_that_compute_the_heads_weight_are_told_how_to_go(change, remover: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), change(nn.Linear(6, 3)))
+    with torch.no_grad():
+        model(torch.randn(2, 6))
+    with pytest.raises(EowError, match=f"1 has a hook.*remove it first with torch.nn.utils.{remover}$"):
+        upgrade(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_model_that_keeps_tensors_can_be_copied_after_a_call_without_gradients() -> None:
+    model, x = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 6)), nn.Linear(6, 3)), torch.randn(5, 6)
+    model(x)
+    with pytest.raises(EowError, match=r"cannot be copied .*call it once inside torch.no_grad\(\)"):
+        upgrade(model)
+    with torch.no_grad():
+        model(x)
+    assert torch.equal(upgrade(model)(x)[:, :-1], model(x))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

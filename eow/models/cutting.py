@@ -10,12 +10,37 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.graph_module import reduce_graph_module
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
+from eow.errors import EowError
 from eow.models.split import INPUT
-from eow.models.tracing import ROOT, Traced
+from eow.models.tracing import ROOT, Detached, Traced
 
 PENULTIMATE = "penultimate"
+
+
+class Part(fx.GraphModule):
+    """A GraphModule that is called like any other module: torch's own also prints a traceback to stderr whenever what
+    it computes raises. Each has a class of its own, which `recompile` writes `forward` and `__call__` into."""
+
+    def recompile(self) -> Any:
+        code = super().recompile()
+        del type(self).__call__
+        return code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, arguments = super().__reduce__()
+        return loaded, arguments
+
+
+def loaded(body: dict[str, Any], imports: str) -> nn.Module:
+    """A part that was saved: torch makes a plain GraphModule of it."""
+    module = reduce_graph_module(body, imports)
+    type(module).__bases__ = (Part,)
+    module.recompile()  # type: ignore[operator]
+    return module
 
 
 class Seen(NamedTuple):
@@ -35,6 +60,8 @@ class Recorder(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
+        if n.op == "call_module" and isinstance(self.fetch_attr(str(n.target)), Detached):
+            refuse_opaque(value)
         if isinstance(value, Tensor) and value.is_floating_point() and n.op != "get_attr":
             self.seen.shapes[n] = tuple(value.shape)
         elif isinstance(value, int):
@@ -42,9 +69,29 @@ class Recorder(fx.Interpreter):
         return value
 
 
+def refuse_opaque(value: Any) -> None:
+    """Tensors in an object that torch cannot look into would keep the gradient they must not have."""
+    for leaf in pytree.tree_leaves(value):
+        inside = vars(leaf).values() if hasattr(leaf, "__dict__") and not isinstance(leaf, Tensor) else ()
+        if any(isinstance(each, Tensor) for each in inside):
+            raise EowError(
+                f"the model computes a {type(leaf).__name__} inside torch.no_grad(), and what is in it cannot be kept "
+                "from gradients: take its tensors out of it before the torch.no_grad() ends"
+            )
+
+
+def refuse_names(traced: Traced) -> None:
+    """Layers and tensors of the outermost module become attributes of a part, which has some already."""
+    part = Part({}, fx.Graph())
+    for name in sorted({target.partition(".")[0] for target in traced.parts}):
+        if hasattr(part, name):
+            raise EowError(f"the model has a layer or tensor called {name!r}, a name that torch.fx needs: rename it")
+
+
 def possible_cuts(traced: Traced, head: fx.Node, seen: tuple[Seen, Seen]) -> dict[str, fx.Node]:
     """Every cut by each of its names, in the order of the computation: `input`, modules by their paths, functions of
-    the outermost `forward` by the graph's names, and `penultimate`, the head's input without the dropout before it."""
+    the outermost `forward` by the graph's names, and `penultimate`, the head's input without the dropout before it,
+    whatever else is called so. What lies before a torch.no_grad() is none: no gradient would reach a chain there."""
     nodes = list(traced.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
     fixed, batch_size = constants(nodes), batch_sizes(seen)
@@ -60,17 +107,32 @@ def possible_cuts(traced: Traced, head: fx.Node, seen: tuple[Seen, Seen]) -> dic
     while isinstance(traced.parts.get(str(before.target)), nn.Dropout | nn.Identity):
         before = before.all_input_nodes[0]
     cuts: dict[str, fx.Node] = {}
+    reached = with_gradient(traced, head)
     for index, node in enumerate(nodes[: place[head]]):
         crossing = [other for other in nodes[: index + 1] if last[other] > index]
-        if crossing != [node] or not batched(node, seen):
+        if crossing != [node] or not batched(node, seen) or node not in reached:
             continue
         own = [node.name] if node.meta["within"] == ROOT else []  # functions inside modules have no name anybody knows
         names = [INPUT] if node.op == "placeholder" else sorted(by_node.get(node, own), key=depth)
-        for name in names:
+        names = [name for name in names if name != PENULTIMATE]
+        for name in [*names, PENULTIMATE] if node is before else names:
             cuts.setdefault(name, node)
-        if node is before:
-            cuts.setdefault(PENULTIMATE, node)
     return cuts
+
+
+def with_gradient(traced: Traced, head: fx.Node) -> set[fx.Node]:
+    """The nodes that the logits have a gradient with respect to."""
+    reached: set[fx.Node] = set()
+    waiting = [head]
+    while waiting:
+        node = waiting.pop()
+        if node in reached:
+            continue
+        reached.add(node)
+        detaches = isinstance(traced.parts.get(str(node.target)), Detached)
+        if not detaches and (node.op, node.target) != ("call_method", "detach"):
+            waiting.extend(node.all_input_nodes)
+    return reached
 
 
 def depth(path: str) -> tuple[int, str]:
@@ -117,9 +179,7 @@ def split(traced: Traced, cut: fx.Node, seen: tuple[Seen, Seen]) -> tuple[nn.Mod
     return encoder, tail or part(traced, cut, rest, output, batch_sizes(seen))
 
 
-def part(
-    traced: Traced, entry: fx.Node, nodes: list[fx.Node], result: fx.Node, batch_size: set[fx.Node]
-) -> fx.GraphModule:
+def part(traced: Traced, entry: fx.Node, nodes: list[fx.Node], result: fx.Node, batch_size: set[fx.Node]) -> Part:
     """The module that computes `result` by `nodes` from `entry`."""
     graph = fx.Graph()
     copies = {entry: graph.placeholder("x" if entry.op == "placeholder" else "z")}
@@ -130,7 +190,7 @@ def part(
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(copies[result])
     targets = {str(node.target) for node in nodes if node.op in ("call_module", "get_attr")}
-    return fx.GraphModule({target: traced.parts[target] for target in traced.parts if target in targets}, graph)
+    return Part({target: traced.parts[target] for target in traced.parts if target in targets}, graph)
 
 
 def plain_tail(traced: Traced, cut: fx.Node, nodes: list[fx.Node], seen: tuple[Seen, Seen]) -> nn.Module | None:
@@ -184,7 +244,7 @@ def nested(layers: list[tuple[str, nn.Module]]) -> nn.Sequential | None:
     previous = None
     for path, layer in layers:
         name, _, rest = path.partition(".")
-        if name != previous and name in groups:
+        if (name != previous and name in groups) or hasattr(nn.Sequential, name):
             return None
         groups.setdefault(name, []).append((rest, layer))
         previous = name

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from eow.errors import EowError
-from eow.models.cutting import PENULTIMATE, Recorder, Seen, one_name_each, possible_cuts, split
+from eow.models.cutting import PENULTIMATE, Part, Recorder, Seen, one_name_each, possible_cuts, refuse_names, split
 from eow.models.layers import FARTHEST
 from eow.models.probing import SMALL, described, evaluated, probe
 from eow.models.split import SplitModel, frozen_statistics, unwrapped
@@ -69,6 +69,7 @@ class UpgradedModel(SplitModel):
         return f"cut={self.cut!r}, classes={self.classes}"
 
 
+@torch.inference_mode(mode=False)
 def upgrade(
     model: nn.Module | tuple[nn.Module, nn.Module],
     cut: str | None = None,
@@ -96,12 +97,13 @@ def upgrade(
             whole = copying.deepcopy(whole)
         except (RuntimeError, TypeError) as error:
             raise EowError(
-                f"the model cannot be copied ({str(error).splitlines()[0]}): delete the tensors it keeps from an "
-                "earlier forward pass, or upgrade with copy=False"
+                f"the model cannot be copied ({str(error).splitlines()[0]}): call it once inside torch.no_grad(), so "
+                "that it keeps no tensors of an earlier forward pass with gradients, or upgrade with copy=False"
             ) from error
     if isinstance(whole, SplitModel):
         return upgraded_pair(whole, cut, classes, example, unknown)
     traced = trace(whole)
+    refuse_names(traced)
     node = find_head(traced, type(whole).__name__)
     head = checked_head(traced.parts[str(node.target)], str(node.target), whole, classes)
     if (
@@ -109,7 +111,7 @@ def upgrade(
         > 1
     ):
         raise EowError(f"the last linear layer, {node.target}, is used twice in the model: give the logits their own")
-    graph_module = fx.GraphModule(traced.parts, traced.graph)
+    graph_module = Part(traced.parts, traced.graph)
     x = probe(graph_module, (traced.parts[str(n.target)] for n in traced.graph.nodes if n.op == "call_module"), example)
     seen = look(graph_module, x[:SMALL]), look(graph_module, x)
     cuts = possible_cuts(traced, node, seen)

@@ -1,17 +1,24 @@
 """Somebody else's network, read as a torch.fx graph.
 
-Modules without children are taken as they are, and so is one that cannot be traced or that computes something else in
-training than in evaluation: the graph is read again with that module closed. Only the outermost `forward` has to be
-traceable.
+Modules without children are taken as they are, and so is one that cannot be traced, that computes something else in
+training than in evaluation, or that does what a graph does not keep: the graph is read again with that module closed.
+Only the outermost `forward` has to be traceable.
 """
 
+import inspect
 import operator
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 from eow.errors import EowError
 from eow.models.split import in_mode
@@ -29,6 +36,11 @@ DROPOUTS: dict[Any, type[nn.Module]] = {
     F.feature_alpha_dropout: nn.FeatureAlphaDropout,
 }
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+class Lost(Exception):
+    """A forward does something that a graph does not keep: what it does, as the rest of a sentence."""
 
 
 class Traced(NamedTuple):
@@ -48,12 +60,21 @@ class Whole(nn.Module):
         return self.model(x)
 
 
+class Detached(nn.Module):
+    """What torch.no_grad() computed, whatever it is, on its way out of that block. A module and no function, since a
+    graph that is saved is traced again when it is loaded, through functions but not through modules."""
+
+    def forward(self, value: Any) -> Any:
+        return pytree.tree_map_only(Tensor, Tensor.detach, value)
+
+
 class ModuleTracer(fx.Tracer):
     """torch.fx's tracer, which also remembers what every module returned and inside which module a node was made."""
 
     def __init__(self, closed: set[str]) -> None:
         super().__init__(param_shapes_constant=True)
         self.closed = closed
+        self.autocast = autocast()
         self.within = [ROOT]
         self.culprit: str | None = None  # the innermost module that could not be traced
         self.returned: dict[str, list[fx.Node]] = {}
@@ -69,8 +90,11 @@ class ModuleTracer(fx.Tracer):
         leaf = self.is_leaf_module(m, path)
         if not leaf:
             self.within.append(path)
+        before = generators()
         try:
             returned = super().call_module(m, forward, args, kwargs)
+            if generators() != before:
+                raise Lost("draws random numbers in Python, and a graph keeps them as they fell this once")
         except Exception:
             if self.culprit is None and not leaf:
                 self.culprit = path
@@ -81,31 +105,83 @@ class ModuleTracer(fx.Tracer):
             self.returned.setdefault(path, []).append(returned.node)
         return returned
 
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
-        node.meta["within"] = self.within[-1]
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Node:
+        no_grad = kind != "get_attr" and not torch.is_grad_enabled()  # a parameter is the same wherever it is read
+        if no_grad:
+            refuse_functions()
+            refuse_in_place(kind, target, args)
+        if autocast() != self.autocast:
+            raise Lost("enters torch.autocast, which a graph does not keep")
+        node = super().create_node(kind, target, args, kwargs, *more, **options)
+        node.meta["within"], node.meta["no_grad"] = self.within[-1], no_grad
         return node
+
+
+def refuse_functions() -> None:
+    """A torch.autograd.Function runs its forward without gradients, and of that the graph would be made."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not APPLY:
+        frame = frame.f_back
+    if frame is not None:
+        name = frame.f_locals["cls"].__name__
+        raise Lost(f"calls {name}, a torch.autograd.Function, and a graph does not keep its backward")
+
+
+def refuse_in_place(kind: str, target: Any, args: Any) -> None:
+    """Without gradients a tensor may be changed behind autograd's back; with them that is another computation."""
+    changes = target is operator.setitem or (kind == "call_method" and target.endswith("_"))
+    if changes and isinstance(args[0], fx.Node) and not args[0].meta["no_grad"]:
+        raise Lost("changes a tensor in place inside torch.no_grad(), and a graph does not keep that")
+
+
+@contextmanager
+def plain_checkpoints() -> Iterator[None]:
+    """Checkpoints of torch's older kind, a Function too, as calls: what is computed again has the same gradient."""
+    CheckpointFunction.apply = lambda function, preserve_rng_state, *args: function(*args)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del CheckpointFunction.apply  # Function has it
+
+
+def autocast() -> tuple[bool, ...]:
+    return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+
+
+def generators() -> tuple[Any, ...]:
+    """Where the generators stand that a forward may draw from: torch's, numpy's and Python's."""
+    _, key, *rest = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), np.asarray(key).tobytes(), *rest, random.getstate()
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """All of them afterwards where they were before."""
+    numpys, pythons = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng([]):
+            yield
+    finally:
+        np.random.set_state(numpys)
+        random.setstate(pythons)
 
 
 def trace(model: nn.Module) -> Traced:
     """The network's graph, the same in training and in evaluation."""
     refuse_hooks(model)
+    refuse_arguments(model)
     closed: set[str] = set()
     while True:
         readings = []
         for training in (False, True):
             tracer, root = ModuleTracer(closed), Whole(model)
             try:
-                with in_mode(model, training):
+                with in_mode(model, training), torch.enable_grad(), forked(), plain_checkpoints():
                     readings.append((tracer, tracer.trace(root), root))
             except Exception as error:
                 culprit = tracer.culprit
                 if culprit is None or culprit == ROOT or culprit in closed:
-                    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                    raise EowError(
-                        f"torch.fx cannot trace {type(model).__name__}.forward ({reason}): write it without decisions "
-                        f"on the input's values or shape, {PAIR}"
-                    ) from error
+                    raise EowError(untraceable(type(model).__name__, error)) from error
                 closed.add(culprit)
                 break
         if len(readings) < 2:
@@ -122,6 +198,26 @@ def trace(model: nn.Module) -> Traced:
         closed.add(culprit)
 
 
+def untraceable(model: str, error: Exception) -> str:
+    if isinstance(error, Lost):
+        return f"{model}.forward {error}: put that into a module of its own, {PAIR}"
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return (
+        f"torch.fx cannot trace {model}.forward ({reason}): write it without decisions on the input's values or shape, "
+        f"{PAIR}"
+    )
+
+
+def refuse_arguments(model: nn.Module) -> None:
+    try:
+        inspect.signature(model.forward).bind(None)
+    except TypeError as error:
+        raise EowError(
+            f"{type(model).__name__}.forward cannot be called with one tensor alone ({error}): wrap the model in one "
+            f"that supplies the other arguments, {PAIR}"
+        ) from error
+
+
 def refuse_hooks(model: nn.Module) -> None:
     """A module that the tracer goes through is not called any more, so its hooks would be lost."""
     tracer = ModuleTracer(set())
@@ -134,10 +230,16 @@ def refuse_hooks(model: nn.Module) -> None:
 
 
 def difference(graph: fx.Graph, trained: fx.Graph) -> str | None:
-    """The module in which two graphs begin to differ, but for what dropout functions are told of the mode."""
+    """The module in which two graphs begin to differ, but for what dropout functions are told of the mode.
+
+    Of the two modules that the next nodes lie in, it is the one that has not been left yet, or else the deeper one.
+    """
+    last = ROOT
     for one, other in zip_longest(graph.nodes, trained.nodes):
         if one is None or other is None or signature(one) != signature(other):
-            return str((one or other).meta["within"])
+            paths = [str(node.meta["within"]) for node in (one, other) if node is not None]
+            return max(paths, key=lambda path: (f"{path}.".startswith(f"{last}."), path.count(".")))
+        last = str(one.meta["within"])
     return None
 
 
@@ -151,15 +253,40 @@ def finished(tracer: ModuleTracer, graph: fx.Graph, trained: fx.Graph, root: Who
     `view` works and also takes the strided tensors that a GPU is given."""
     parts: dict[str, Any] = {}
     for node, other in zip(graph.nodes, list(trained.nodes)):
+        node.meta["no_grad"] = other.meta["no_grad"]  # in evaluation nothing is trained anyway
         if node.op in ("call_module", "get_attr"):
             value = operator.attrgetter(str(node.target))(root)
             node.target = str(node.target).removeprefix(f"{ROOT}.")
             parts[node.target] = value
         elif node.target in DROPOUTS and node.kwargs != other.kwargs:
-            options = node.kwargs
-            parts[node.name] = DROPOUTS[node.target](options.get("p", 0.5), bool(options.get("inplace", False)))
-            node.op, node.target, node.kwargs, node.args = "call_module", node.name, {}, node.args[:1]
+            options, path = node.kwargs, free(node.name, root.model)
+            parts[path] = DROPOUTS[node.target](options.get("p", 0.5), bool(options.get("inplace", False)))
+            node.op, node.target, node.kwargs, node.args = "call_module", path, {}, node.args[:1]
         elif node.op == "call_method" and node.target == "view" and torch.dtype not in map(type, node.args):
             node.target = "reshape"
     outputs = {path.removeprefix(f"{ROOT}."): nodes for path, nodes in tracer.returned.items() if path != ROOT}
+    detach(graph, parts, outputs, free("detached", root.model))
     return Traced(graph, parts, outputs)
+
+
+def free(name: str, model: nn.Module) -> str:
+    """The name, or one like it that nothing of the model has."""
+    while hasattr(model, name):
+        name += "_"
+    return name
+
+
+def detach(graph: fx.Graph, parts: dict[str, Any], outputs: dict[str, list[fx.Node]], path: str) -> None:
+    """Nothing that was computed inside torch.no_grad() leaves it with a gradient."""
+    for node in list(graph.nodes):
+        outside = [user for user in node.users if not user.meta["no_grad"]]
+        if not node.meta["no_grad"] or not outside:
+            continue
+        parts[path] = Detached()
+        with graph.inserting_after(node):
+            leaving = graph.call_module(path, (node,))
+        leaving.meta.update(node.meta, no_grad=False)
+        for user in outside:
+            user.replace_input_with(node, leaving)
+        for returned in outputs.values():
+            returned[:] = [leaving if each is node else each for each in returned]

@@ -5,16 +5,25 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from eow.errors import EowError
 from eow.models.layers import FARTHEST, UNKNOWNS, OpenLinear, check_choice
-from eow.models.tracing import HOOKS, PAIR, Traced
+from eow.models.tracing import HOOKS, PAIR, Detached, Traced
 
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
 UNIT = 300.0  # the mean squared norm of the features in the units that the square of the unknown is trained in
 SOFTMAXES = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "Softmax", "LogSoftmax", "Sigmoid",
              "LogSigmoid", "Softmin", "Softmax2d")  # fmt: skip
+
+# Hooks that compute a weight before every call, and what takes them off.
+WEIGHT_HOOKS: dict[type, str] = {
+    WeightNorm: "torch.nn.utils.remove_weight_norm",
+    SpectralNorm: "torch.nn.utils.remove_spectral_norm",
+    prune.BasePruningMethod: "torch.nn.utils.prune.remove",
+}
 
 
 class WidenedLinear(nn.Linear):
@@ -80,6 +89,10 @@ def widened(old: nn.Linear, unknown: str) -> nn.Linear:
     return WidenedLinear(old) if unknown == "linear" else WidenedOpenLinear(old, convex=unknown == "convex")
 
 
+def has_hook(module: nn.Module, kind: type) -> bool:
+    return any(isinstance(hook, kind) for hook in module._forward_pre_hooks.values())
+
+
 def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) -> nn.Linear:
     if type(head).forward is not nn.Linear.forward:
         raise EowError(
@@ -98,7 +111,10 @@ def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) ->
             "torch.nn.utils.parametrize.remove_parametrizations"
         )
     if any(getattr(head, kind) for kind in HOOKS):
-        raise EowError(f"{path} has a hook, which would be lost when it is widened: remove it first")
+        raise EowError(
+            f"{path} has a hook, which would be lost when it is widened: remove it first"
+            + "".join(f" with {remover}" for kind, remover in WEIGHT_HOOKS.items() if has_hook(head, kind))
+        )
     own = {id(parameter) for parameter in head.parameters()}
     for name, module in model.named_modules():
         if module is not head and any(id(each) in own for each in module.parameters(recurse=False)):
@@ -128,6 +144,8 @@ def find_head(traced: Traced, model: str) -> fx.Node:
         module = traced.parts.get(str(node.target)) if node.op == "call_module" else None
     if isinstance(module, nn.Linear):
         return node
+    if isinstance(module, Detached):
+        raise EowError(f"{model} computes its logits inside torch.no_grad(), where nothing is trained: take that off")
     last = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
     where = f"{node.target} ({last})" if module is not None else last
     if last in SOFTMAXES:
