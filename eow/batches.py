@@ -42,7 +42,7 @@ class LoaderBatches:
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         outliers = self.outliers() if self.unknown is not None else None
-        for batch in islice(self.loader, self.length):
+        for batch in some(self.loader, self.length):
             x, y = self.checked(batch)
             if outliers is not None:
                 x = torch.cat([x, take(outliers, len(x), x)])
@@ -50,7 +50,7 @@ class LoaderBatches:
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Everything once, without outliers, in the order of the loader."""
-        yield from map(self.checked, islice(self.loader, self.length))
+        yield from map(self.checked, some(self.loader, self.length))
 
     def checked(self, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = pair_of(batch)
@@ -72,6 +72,14 @@ class LoaderBatches:
         while True:
             for batch in self.unknown:
                 yield self.inputs(inputs_in(batch, "loader of unknowns"))
+
+
+def some(loader: Any, count: int) -> Iterator[Any]:
+    """Its first `count` batches, and then one look beyond: what a loader does after its last batch, counting its epochs
+    say, it does only when asked for another."""
+    stream = iter(loader)
+    yield from islice(stream, count)
+    next(stream, None)
 
 
 def take(stream: Iterator[Tensor], count: int, like: Tensor) -> Tensor:

@@ -85,10 +85,10 @@ def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:
     """Bring an upgraded model's unknown logit to the prior odds of the training that now begins."""
     if not model.odds:
         measure_features(model, x[: len(y)])
-        if method.options.onset == "settled":
-            method.settle(x[: len(y)], y)
-        else:
-            raise_unknown(method, x, y)
+    if method.options.onset == "settled":
+        method.settle(x[: len(y)], y)
+    elif not model.odds:
+        raise_unknown(method, x, y)
     else:
         with torch.no_grad():
             model.head.bias[-1] += math.log(method.options.lam) - model.odds.log()

@@ -821,6 +821,23 @@ def test_a_stream_is_read_as_far_as_its_length() -> None:
     assert method.predict(torch.zeros(2, 4)).probs.shape == (2, 3)
 
 
+def test_a_loader_does_what_it_does_after_its_last_batch() -> None:
+    class Counting:
+        epochs = 0
+
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self):
+            x, y = (torch.from_numpy(each) for each in blobs(60))
+            yield from zip(x.split(20), y.split(20))
+            self.epochs += 1
+
+    loader, model = Counting(), upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    fit(model, loader, epochs=4)
+    assert loader.epochs == 4
+
+
 class InPlace(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()

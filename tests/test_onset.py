@@ -14,11 +14,13 @@ import torch
 from scipy.optimize import minimize
 from torch.nn.functional import cross_entropy, softplus
 
+import eow
 from eow import runs
 from eow.config import resolve
 from eow.data.sets import load_sets
 from eow.distributed import Place
 from eow.errors import EowError
+from eow.methods.eow import EOW, EOWOptions
 from eow.methods.onset import LARGEST, SMALLEST, scale_and_shift
 from eow.models import SplitModel
 from eow.training import Training
@@ -141,11 +143,46 @@ def test_a_late_term_meets_a_lower_loss() -> None:
 
 
 def test_a_head_without_a_bias_is_told_of() -> None:
-    from eow.methods.eow import EOW, EOWOptions
-
     encoder, head = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.nn.Linear(8, 4, bias=False)
     with pytest.raises(EowError, match=r"method\.onset shift a bias"):
         EOW(SplitModel(encoder, head), EOWOptions(onset="settled"), 3, (4,))
+
+
+def test_logits_that_are_no_numbers_are_left_to_the_step() -> None:
+    """The run then goes back and gives up with its own sentence, as without settling."""
+    training = begun(onset="settled", trust=0.0, step=3e38)
+    with pytest.raises(EowError, match="the chains' mean energy reached"):
+        list(training.epochs())
+
+
+def test_settling_leaves_the_callers_batch_alone() -> None:
+    class Doubles(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.fc = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.mul_(2.0)
+            return self.fc(self.a(x).relu())
+
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    given = x.clone()
+    eow.OpenWorldLoss(eow.upgrade(Doubles()), onset="settled")(given, y)
+    torch.testing.assert_close(given, 2 * x)  # by the one pass that trains
+
+
+def test_a_model_that_is_fitted_again_settles_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = []
+    monkeypatch.setattr(EOW, "settle", lambda self, x, y: settled.append(len(y)))
+    model = eow.upgrade(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
+    for times in (1, 2):
+        eow.fit(model, (torch.randn(30, 4), torch.arange(30) % 3), epochs=1, onset="settled")
+        assert len(settled) == times
+
+
+def test_the_other_objective_cannot_be_settled() -> None:
+    with pytest.raises(EowError, match=r"fits eq\. 4, which complement does not minimise"):
+        begun(onset="settled", energy="complement")
 
 
 PARALLEL = """

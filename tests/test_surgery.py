@@ -809,6 +809,72 @@ def test_in_the_outermost_forward_it_is_refused(model, sentence: str) -> None:
         upgrade(model())
 
 
+class ChangesInPlace(nn.Module):
+    """What it computes it also changes, where autograd does not look."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__()
+        self.inner, self.change = nn.Linear(6, 6), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x).sigmoid() * 2 - 1
+        with torch.no_grad():
+            if self.change == "+=":
+                h += 1.0
+            else:
+                CHANGES[self.change](h)
+        return h
+
+
+CHANGES = {
+    "function": lambda h: torch.clamp_(h, min=0),
+    "inplace": lambda h: F.relu(h, inplace=True),
+    "view": lambda h: h.view(-1).mul_(0.5),
+    "view of a view": lambda h: h.unsqueeze(0)[0].mul_(0.5),
+    "out": lambda h: torch.relu(h) + torch.sin(h, out=h),
+}
+
+
+@pytest.mark.parametrize("change", ["+=", *CHANGES])
+def test_what_is_changed_without_gradients_keeps_its_own(change: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 6), ChangesInPlace(change), nn.Linear(6, 3)), torch.randn(5, 6)
+    assert_same_gradients(model, x)
+    with pytest.raises(EowError, match=r"changes a tensor in place inside torch.no_grad\(\).*module of its own"):
+        upgrade(Ended(ChangesInPlace(change)))
+
+
+def test_what_was_made_without_gradients_may_be_changed() -> None:
+    class Own(Backed):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = self.back(x)
+                h += 1
+                h.view(-1).mul_(0.5)
+            return self.end(h)
+
+    torch.manual_seed(0)
+    assert_same_gradients(Own(), torch.randn(5, 6))
+
+
+def test_float32_inside_autocast_stays_so() -> None:
+    class Precise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return self.inner(x.float())
+
+    model, x = nn.Sequential(Precise(), nn.Linear(6, 3)), torch.randn(5, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = upgrade(model, "0").encoder(x), model[0](x)
+    assert found.dtype == wanted.dtype == torch.float32
+    assert torch.equal(found, wanted)
+    assert torch.autocast.__enter__.__module__ == "torch.amp.autocast_mode"  # as it was
+
+
 @pytest.mark.parametrize("draw", [lambda: torch.rand(()).item(), lambda: random.random(), lambda: np.random.rand()])
 def test_layers_are_still_dropped_at_random(draw: Callable[[], float]) -> None:
     """In every upgrade, whatever was drawn when it was traced, and nobody's generator moves."""

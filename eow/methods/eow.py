@@ -26,6 +26,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -137,6 +138,8 @@ class EOW(Method):
                 "method.unknown_rate, method.calibrate and method.onset shift a bias, which the model's head does not "
                 "have: leave them out"
             )
+        if options.onset == "settled" and options.energy == "complement":
+            raise EowError("method.onset=settled fits eq. 4, which complement does not minimise: leave one of them out")
         noise_scale(options.noise, options.step)
         self.starts = Starts(
             options.start, model.feature_shape(self.in_shape), options.chains,
@@ -184,15 +187,20 @@ class EOW(Method):
 
     def settle(self, x: Tensor, y: Tensor) -> None:
         """Scale the logits and shift the unknown until the objective of this batch is lowest, with new chains after
-        each change: they go elsewhere then. Every rank ends with the mean of what the ranks find."""
+        each change: they go elsewhere then. Every rank ends with the mean of what the ranks find. What is not finite
+        is left to the step's own check."""
         counted, head = self.tally.sums.clone(), self.model.head
         for _ in range(ROUNDS):
             with torch.no_grad(), frozen_statistics(self.model), torch.autocast(x.device.type, enabled=False):
-                z = self.model.encoder(x)
+                z = self.model.encoder(x.clone())  # somebody's forward may begin in place
                 ends = self.draw_negatives(z, y)
                 logits = [self.model.tail(part.clone()).double().cpu().numpy() for part in (z, ends)]
-            scale, shift = scale_and_shift(logits[0], y.cpu().numpy(), logits[1], self.options.lam)
+            scale = shift = math.nan
+            if all(np.isfinite(each).all() for each in logits):
+                scale, shift = scale_and_shift(logits[0], y.cpu().numpy(), logits[1], self.options.lam)
             log, shift = mean_over_ranks([math.log(scale), shift], x.device)
+            if not math.isfinite(log + shift):
+                break
             with torch.no_grad():
                 for parameter in head.parameters():
                     parameter.mul_(math.exp(log))
@@ -234,11 +242,12 @@ class EOW(Method):
         return self.options.trust * mean_norm(z) if self.options.trust else None
 
     def counters(self) -> dict[str, float]:
-        """Chains go downhill. Where a step is larger than the energy's valley is wide they are thrown out of it, to
-        where "unknown" is certain already and the energy term teaches nothing."""
+        """Chains go downhill. Where a step is larger than the energy's valley is wide they are thrown out of it, and,
+        but for `proof`, to where "unknown" is certain already and the energy term teaches nothing."""
         found, o = self.tally.read(), self.options
         start, end = found.get("energy_start", 0.0), found.get("energy_end", 0.0)
-        if end > start + CLIMB and o.steps and o.noise != "langevin" and not self.climbed:
+        falls = o.steps and o.noise != "langevin" and o.energy != "proof"
+        if falls and end > start + CLIMB and not self.climbed:
             self.climbed = True
             warnings.warn(
                 f"the chains climb, from a mean energy of {start:.3g} to {end:.3g}: their steps are too long for this "

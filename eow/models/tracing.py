@@ -36,7 +36,19 @@ DROPOUTS: dict[Any, type[nn.Module]] = {
     F.feature_alpha_dropout: nn.FeatureAlphaDropout,
 }
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+IN_PLACE = {
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod,
+    operator.ipow, operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift,
+}  # fmt: skip
+VIEWS = {  # by name, as methods and as functions
+    "T", "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "float", "getattr", "getitem",
+    "imag", "mT", "movedim", "narrow", "permute", "ravel", "real", "reshape", "reshape_as", "select", "split",
+    "squeeze", "swapaxes", "t", "to", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as",
+}  # fmt: skip
 APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+CHANGES = "changes a tensor in place inside torch.no_grad(), and a graph does not keep that"
 
 
 class Lost(Exception):
@@ -68,13 +80,44 @@ class Detached(nn.Module):
         return pytree.tree_map_only(Tensor, Tensor.detach, value)
 
 
+class Value(fx.Proxy):
+    """torch.fx's stand-in for a tensor, which takes `a += b` for `a = a + b`: inside torch.no_grad() that is not the
+    same."""
+
+
+def augmented(name: str) -> Any:
+    def change(self: Value, other: Any) -> Any:
+        if not torch.is_grad_enabled() and outside(self.node):
+            raise Lost(CHANGES)
+        return getattr(operator, name)(self, other)
+
+    return change
+
+
+for each in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+):
+    setattr(Value, f"__i{each}__", augmented(f"__{each}__"))
+
+
 class ModuleTracer(fx.Tracer):
     """torch.fx's tracer, which also remembers what every module returned and inside which module a node was made."""
 
     def __init__(self, closed: set[str]) -> None:
         super().__init__(param_shapes_constant=True)
         self.closed = closed
-        self.autocast = autocast()
         self.within = [ROOT]
         self.culprit: str | None = None  # the innermost module that could not be traced
         self.returned: dict[str, list[fx.Node]] = {}
@@ -105,13 +148,14 @@ class ModuleTracer(fx.Tracer):
             self.returned.setdefault(path, []).append(returned.node)
         return returned
 
+    def proxy(self, node: fx.Node) -> Value:
+        return Value(node, self)
+
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Node:
         no_grad = kind != "get_attr" and not torch.is_grad_enabled()  # a parameter is the same wherever it is read
         if no_grad:
             refuse_functions()
-            refuse_in_place(kind, target, args)
-        if autocast() != self.autocast:
-            raise Lost("enters torch.autocast, which a graph does not keep")
+            refuse_in_place(kind, target, args, kwargs, self.root)
         node = super().create_node(kind, target, args, kwargs, *more, **options)
         node.meta["within"], node.meta["no_grad"] = self.within[-1], no_grad
         return node
@@ -127,11 +171,25 @@ def refuse_functions() -> None:
         raise Lost(f"calls {name}, a torch.autograd.Function, and a graph does not keep its backward")
 
 
-def refuse_in_place(kind: str, target: Any, args: Any) -> None:
+def refuse_in_place(kind: str, target: Any, args: Any, kwargs: dict[str, Any], root: Any) -> None:
     """Without gradients a tensor may be changed behind autograd's back; with them that is another computation."""
-    changes = target is operator.setitem or (kind == "call_method" and target.endswith("_"))
-    if changes and isinstance(args[0], fx.Node) and not args[0].meta["no_grad"]:
-        raise Lost("changes a tensor in place inside torch.no_grad(), and a graph does not keep that")
+    if kind == "call_module":
+        changes = bool(getattr(root.get_submodule(target), "inplace", False))
+    else:
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        changes = target in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    changed = [*args[:1], kwargs.get("input")] if changes or kwargs.get("inplace") else [kwargs.get("out")]
+    if any(isinstance(each, fx.Node) and outside(each) for each in changed):
+        raise Lost(CHANGES)
+
+
+def outside(node: fx.Node) -> bool:
+    """Whether a tensor was made outside torch.no_grad(), or shares the memory of one that was: what may be a view is
+    taken for one."""
+    if not node.meta["no_grad"]:
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in VIEWS and any(outside(each) for each in node.all_input_nodes)
 
 
 @contextmanager
@@ -144,8 +202,19 @@ def plain_checkpoints() -> Iterator[None]:
         del CheckpointFunction.apply  # Function has it
 
 
-def autocast() -> tuple[bool, ...]:
-    return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """Whatever it switches on or off, a graph does not keep it."""
+
+    def enter(self: Any) -> None:
+        raise Lost("enters torch.autocast, which a graph does not keep")
+
+    usual = torch.autocast.__enter__
+    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__ = usual  # type: ignore[method-assign]
 
 
 def generators() -> tuple[Any, ...]:
@@ -176,7 +245,7 @@ def trace(model: nn.Module) -> Traced:
         for training in (False, True):
             tracer, root = ModuleTracer(closed), Whole(model)
             try:
-                with in_mode(model, training), torch.enable_grad(), forked(), plain_checkpoints():
+                with in_mode(model, training), torch.enable_grad(), forked(), plain_checkpoints(), no_autocast():
                     readings.append((tracer, tracer.trace(root), root))
             except Exception as error:
                 culprit = tracer.culprit
