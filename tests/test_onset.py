@@ -148,6 +148,27 @@ def test_a_head_without_a_bias_is_told_of() -> None:
         EOW(SplitModel(encoder, head), EOWOptions(onset="settled"), 3, (4,))
 
 
+def test_settling_is_in_the_mode_of_training_and_moves_no_statistics() -> None:
+    """With statistics of the batch this network is right, with its running ones it is not: only the first counts."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    scales = []
+    for wrong in (0.0, 30.0):
+        model = eow.upgrade(net, cut="penultimate", copy=True).train()
+        norm = next(module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d))
+        norm.running_mean.fill_(wrong)
+        method = EOW(model, EOWOptions(onset="settled", noise=0.0), 3, (4,))
+        method.prepare(torch.device("cpu"))
+        before = {name: each.clone() for name, each in model.named_buffers()}
+        weight = model.head.weight.detach().clone()
+        method.settle(x, y)
+        assert all(torch.equal(each, before[name]) for name, each in model.named_buffers())
+        assert norm.training
+        scales.append(float(model.head.weight.norm() / weight.norm()))
+    assert scales[0] == pytest.approx(scales[1])
+
+
 def test_logits_that_are_no_numbers_are_left_to_the_step() -> None:
     """The run then goes back and gives up with its own sentence, as without settling."""
     training = begun(onset="settled", trust=0.0, step=3e38)

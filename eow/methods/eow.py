@@ -187,11 +187,13 @@ class EOW(Method):
 
     def settle(self, x: Tensor, y: Tensor) -> None:
         """Scale the logits and shift the unknown until the objective of this batch is lowest, with new chains after
-        each change: they go elsewhere then. Every rank ends with the mean of what the ranks find. What is not finite
+        each change: they go elsewhere then. The network is in the mode it is trained in, since that objective is
+        meant, and its statistics are put back. Every rank ends with the mean of what the ranks find. What is not finite
         is left to the step's own check."""
         counted, head = self.tally.sums.clone(), self.model.head
+        statistics = {name: each.clone() for name, each in self.model.named_buffers()}
         for _ in range(ROUNDS):
-            with torch.no_grad(), frozen_statistics(self.model), torch.autocast(x.device.type, enabled=False):
+            with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
                 z = self.model.encoder(x.clone())  # somebody's forward may begin in place
                 ends = self.draw_negatives(z, y)
                 logits = [self.model.tail(part.clone()).double().cpu().numpy() for part in (z, ends)]
@@ -208,6 +210,8 @@ class EOW(Method):
             if abs(log) < SETTLED:
                 break
         self.tally.sums.copy_(counted)
+        for name, each in self.model.named_buffers():
+            each.copy_(statistics[name])
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         self.project()
