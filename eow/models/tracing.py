@@ -7,20 +7,25 @@ Only the outermost `forward` has to be traceable.
 
 import inspect
 import operator
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import CheckpointFunction
 
 from eow.errors import EowError
+from eow.models.keeping import (
+    Lost,
+    Value,
+    forked,
+    generators,
+    no_autocast,
+    plain_checkpoints,
+    refuse_functions,
+    refuse_in_place,
+)
 from eow.models.split import in_mode
 
 ROOT = "model"  # where the wrapper holds the network
@@ -36,23 +41,6 @@ DROPOUTS: dict[Any, type[nn.Module]] = {
     F.feature_alpha_dropout: nn.FeatureAlphaDropout,
 }
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-IN_PLACE = {
-    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod,
-    operator.ipow, operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift,
-}  # fmt: skip
-VIEWS = {  # by name, as methods and as functions
-    "T", "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "float", "getattr", "getitem",
-    "imag", "mT", "movedim", "narrow", "permute", "ravel", "real", "reshape", "reshape_as", "select", "split",
-    "squeeze", "swapaxes", "t", "to", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as",
-}  # fmt: skip
-APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-
-
-CHANGES = "changes a tensor in place inside torch.no_grad(), and a graph does not keep that"
-
-
-class Lost(Exception):
-    """A forward does something that a graph does not keep: what it does, as the rest of a sentence."""
 
 
 class Traced(NamedTuple):
@@ -78,38 +66,6 @@ class Detached(nn.Module):
 
     def forward(self, value: Any) -> Any:
         return pytree.tree_map_only(Tensor, Tensor.detach, value)
-
-
-class Value(fx.Proxy):
-    """torch.fx's stand-in for a tensor, which takes `a += b` for `a = a + b`: inside torch.no_grad() that is not the
-    same."""
-
-
-def augmented(name: str) -> Any:
-    def change(self: Value, other: Any) -> Any:
-        if not torch.is_grad_enabled() and outside(self.node):
-            raise Lost(CHANGES)
-        return getattr(operator, name)(self, other)
-
-    return change
-
-
-for each in (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-):
-    setattr(Value, f"__i{each}__", augmented(f"__{each}__"))
 
 
 class ModuleTracer(fx.Tracer):
@@ -159,80 +115,6 @@ class ModuleTracer(fx.Tracer):
         node = super().create_node(kind, target, args, kwargs, *more, **options)
         node.meta["within"], node.meta["no_grad"] = self.within[-1], no_grad
         return node
-
-
-def refuse_functions() -> None:
-    """A torch.autograd.Function runs its forward without gradients, and of that the graph would be made."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not APPLY:
-        frame = frame.f_back
-    if frame is not None:
-        name = frame.f_locals["cls"].__name__
-        raise Lost(f"calls {name}, a torch.autograd.Function, and a graph does not keep its backward")
-
-
-def refuse_in_place(kind: str, target: Any, args: Any, kwargs: dict[str, Any], root: Any) -> None:
-    """Without gradients a tensor may be changed behind autograd's back; with them that is another computation."""
-    if kind == "call_module":
-        changes = bool(getattr(root.get_submodule(target), "inplace", False))
-    else:
-        name = target if isinstance(target, str) else getattr(target, "__name__", "")
-        changes = target in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    changed = [*args[:1], kwargs.get("input")] if changes or kwargs.get("inplace") else [kwargs.get("out")]
-    if any(isinstance(each, fx.Node) and outside(each) for each in changed):
-        raise Lost(CHANGES)
-
-
-def outside(node: fx.Node) -> bool:
-    """Whether a tensor was made outside torch.no_grad(), or shares the memory of one that was: what may be a view is
-    taken for one."""
-    if not node.meta["no_grad"]:
-        return True
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name in VIEWS and any(outside(each) for each in node.all_input_nodes)
-
-
-@contextmanager
-def plain_checkpoints() -> Iterator[None]:
-    """Checkpoints of torch's older kind, a Function too, as calls: what is computed again has the same gradient."""
-    CheckpointFunction.apply = lambda function, preserve_rng_state, *args: function(*args)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del CheckpointFunction.apply  # Function has it
-
-
-@contextmanager
-def no_autocast() -> Iterator[None]:
-    """Whatever it switches on or off, a graph does not keep it."""
-
-    def enter(self: Any) -> None:
-        raise Lost("enters torch.autocast, which a graph does not keep")
-
-    usual = torch.autocast.__enter__
-    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.autocast.__enter__ = usual  # type: ignore[method-assign]
-
-
-def generators() -> tuple[Any, ...]:
-    """Where the generators stand that a forward may draw from: torch's, numpy's and Python's."""
-    _, key, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), np.asarray(key).tobytes(), *rest, random.getstate()
-
-
-@contextmanager
-def forked() -> Iterator[None]:
-    """All of them afterwards where they were before."""
-    numpys, pythons = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng([]):
-            yield
-    finally:
-        np.random.set_state(numpys)
-        random.setstate(pythons)
 
 
 def trace(model: nn.Module) -> Traced:
