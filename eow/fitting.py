@@ -25,7 +25,7 @@ from eow.models.probing import evaluated
 from eow.models.surgery import UpgradedModel
 from eow.objective import OutlierEOW, begin, floating_type, needs_split
 from eow.predicting import as_sentence, check_rows, takes
-from eow.recipes import MODERN_EOW
+from eow.recipes import FITTED, FROM_SCRATCH
 from eow.seeds import derive, own_randomness
 from eow.training import Training
 
@@ -56,8 +56,9 @@ def fit(
     the mean unknown there `unknown_rate`, .002 unless you say another. `options` are the method's settings:
     `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than classes for `eow`;
     `eow.upgrade` sees to that, and since an upgraded model is trained already, its energy term is on from the first
-    epoch (`start_epoch=0`). A later fit without `holdout` trains at the prior odds λ again. Parameters without
-    `requires_grad` stay as they are, and so do the running statistics of norm layers whose parameters are all frozen.
+    epoch; another's begins late and settled, as in the recipe `modern`. A later fit without `holdout` trains at the
+    prior odds λ again. Parameters without `requires_grad` stay as they are, and so do the running statistics of norm
+    layers whose parameters are all frozen.
     """
     needs_split(model)
     if not torch.is_grad_enabled():
@@ -72,11 +73,10 @@ def fit(
         if method != "eow":
             raise EowError(f"{method} cannot learn from unknowns: leave unknown out, or fit with method='eow'")
         kind = OutlierEOW
-    if upgraded and issubclass(kind, EOW):
-        options = {"start_epoch": 0, **options}
+    if not upgraded and issubclass(kind, EOW):
+        options = {**FROM_SCRATCH, **options}
     if holdout is not None and issubclass(kind, EOW):
-        fitted = MODERN_EOW["method"] if upgraded else {"calibrate": "holdout"}
-        options = {**fitted, **options}
+        options = {**(FITTED if upgraded else {"calibrate": "holdout"}), **options}
     if isinstance(optimizer, torch.optim.Optimizer):
         raise EowError(
             f"the optimizer is of the type {type(optimizer).__name__} and made already: name one, optimizer='adam', or "

@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from eow.config import resolve
 from eow.errors import EowError
 from eow.fitting import fit
 from eow.methods import fit_temperature_and_bias
@@ -256,7 +257,9 @@ def test_the_method_of_an_earlier_fit_says_what_the_model_says_now(
 def test_a_head_without_bias_can_be_fitted_but_not_shifted() -> None:
     x, y = (torch.from_numpy(each) for each in blobs(40))
     model = SplitModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Linear(8, 4, bias=False))
-    assert torch.isfinite(fit(model, (x, y), epochs=1).predict(x).unknown).all()
+    assert torch.isfinite(fit(model, (x, y), epochs=1, onset="as_is").predict(x).unknown).all()
+    with pytest.raises(EowError, match=r"set method\.onset=as_is"):
+        fit(model, (x, y), epochs=1)
     with pytest.raises(EowError, match="another fit would change it again"):
         fit(model, (x, y), epochs=1, unknown_rate=0.1)
 
@@ -456,6 +459,13 @@ def test_what_is_wrong_with_held_out_data_is_said_before_training() -> None:
         with pytest.raises(EowError, match=sentence):
             fit(model, (x, y), epochs=1, holdout=held)
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_network_from_scratch_has_the_energy_term_of_the_recipe() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(40))
+    modern = resolve({"method": {"name": "eow"}}).method
+    options = fit(small_model(), (x, y), epochs=1).options
+    assert all(getattr(options, name) == getattr(modern, name) for name in ("lam", "start_epoch", "onset"))
 
 
 def test_controls_of_an_upgraded_model_have_its_schedule(trained: nn.Module, digits: dict[str, Tensor]) -> None:

@@ -63,7 +63,7 @@ class EOWOptions(NoOptions):
     calibrate: Literal["none", "holdout"] = (
         "none"  # holdout: fit a temperature and the rate ρ to data.holdout at the end
     )
-    start_epoch: int | float = 0.67  # the energy term's first epoch (from 0); below 1, a share of the epochs
+    start_epoch: int | float = 0  # the energy term's first epoch (from 0); below 1, a share of the epochs
     onset: Literal["as_is", "settled"] = (
         "as_is"  # settled: a head that fits a late term before its first step (onset.py)
     )
@@ -135,11 +135,13 @@ class EOW(Method):
         self.shift = options.shift  # what is wrong with it is said now, not after training
         if (self.shift or options.calibrate == "holdout" or options.onset == "settled") and model.head.bias is None:
             raise EowError(
-                "method.unknown_rate, method.calibrate and method.onset shift a bias, which the model's head does not "
-                "have: leave them out"
+                "method.unknown_rate, method.calibrate=holdout and method.onset=settled shift a bias, and this model's "
+                "head has none: leave the first two out and set method.onset=as_is"
             )
         if options.onset == "settled" and options.energy == "complement":
-            raise EowError("method.onset=settled fits eq. 4, which complement does not minimise: leave one of them out")
+            raise EowError(
+                "method.onset=settled fits eq. 4, which complement does not minimise: set method.onset=as_is"
+            )
         noise_scale(options.noise, options.step)
         self.starts = Starts(
             options.start, model.feature_shape(self.in_shape), options.chains,

@@ -49,8 +49,8 @@ NETWORKS = ("vanilla", "eow")
 SETTINGS: dict[str, Table] = {"digits": {}, "mnist": {"train": {"epochs": 5, "batch": 128}}}
 PLAIN_EOW: Table = {  # the unknown at the odds that it was trained with, all data, no fence
     "data": {"holdout": 0}, "model": {"unknown": "linear"},
-    "method": {"start": "noise:0.5,mixed:0.5", "steps": 5, "start_epoch": 0.6, "calibrate": "none",
-               "unknown_rate": "trained", "fence": 0},
+    "method": {"start": "noise:0.5,mixed:0.5", "steps": 5, "start_epoch": 0.6, "onset": "as_is",
+               "calibrate": "none", "unknown_rate": "trained", "fence": 0},
 }  # fmt: skip
 EOW_SETTINGS: dict[str, Table] = {
     "digits": merge(PLAIN_EOW, {"method": {"lam": 1.0}}),
