@@ -26,7 +26,8 @@ def config(**method: object) -> RunConfig:
         "train": {"epochs": 4, "checkpoint_every": 1},
         "model": {"hidden": [16, 16], "cut": "penultimate", "unknown": "linear"},
         "method": {
-            "start_epoch": 2, "trust": 0.0, "calibrate": "none", "unknown_rate": "trained", "fence": 0, **method,
+            "start_epoch": 2, "onset": "as_is", "trust": 0.0, "calibrate": "none", "unknown_rate": "trained",
+            "fence": 0, **method,
         },
     })  # fmt: skip
 

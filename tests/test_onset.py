@@ -63,6 +63,31 @@ def test_where_nothing_holds_the_scale_back_only_its_bound_does() -> None:
     assert s == pytest.approx(LARGEST, rel=1e-4)
 
 
+def test_below_a_bound_of_one_s_own_the_minimum_is_found_too() -> None:
+    data, chains = logits(200, 0.7, 1), logits(64, 0.7, 2)
+    labels = data[:, :5].argmax(1)
+    s, b = scale_and_shift(data, labels, chains, LAM, 0.9)
+    bounds = [(math.log(SMALLEST), math.log(0.9)), (-400.0, 400.0)]
+    best = minimize(lambda p: objective(data, labels, chains, math.exp(p[0]), p[1]), [-0.5, 0.0], bounds=bounds).fun
+    assert s == 0.9
+    assert objective(data, labels, chains, s, b) == pytest.approx(best, rel=1e-4)
+
+
+def test_settling_adds_no_confidence_to_a_batch_that_is_all_right() -> None:
+    """Negatives from noise are told apart by the bias alone, and then larger logits look better without end."""
+    training = begun(onset="settled", start="noise", steps=0)
+    model = overconfident(training)
+    x, y = next(iter(training.batches.epoch(4)))
+    with torch.no_grad():
+        right = model(x)[:, :-1].argmax(1) == y
+        before = model(x[right])
+        training.method.begin_epoch(4, 6)
+        training.method.first_batch(x[right], y[right])
+        after = model(x[right])
+    torch.testing.assert_close(after[:, :-1], before[:, :-1])
+    assert not torch.allclose(after[:, -1], before[:, -1])
+
+
 def begun(**method: Any) -> Training:
     config = resolve({
         "data": {"name": "digits", "holdout": 0.2}, "model": {"hidden": [32, 32], "unknown": "quadratic"},

@@ -211,7 +211,7 @@ def test_the_paper_stands_beside_the_runs_it_has(trained: list[Path], tmp_path: 
 def test_groups_that_differ_in_a_setting_are_named_by_it(trained: list[Path], tmp_path: Path) -> None:
     other = copy(trained[2], tmp_path / "other", method={"lam": 0.5})
     labels = [row[0].text for row in sections_of([*trained, other])[0].headline.rows]
-    assert labels == ["vanilla", "eow, lam 0.02", "eow, lam 0.5"]
+    assert labels == ["vanilla", "eow, lam 0.01", "eow, lam 0.5"]
 
 
 def test_runs_on_different_data_have_sections_of_their_own(trained: list[Path], tmp_path: Path) -> None:

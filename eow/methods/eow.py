@@ -194,6 +194,7 @@ class EOW(Method):
         is left to the step's own check."""
         counted, head = self.tally.sums.clone(), self.model.head
         statistics = {name: each.clone() for name, each in self.model.named_buffers()}
+        total = 0.0  # the logarithm of all scales so far
         for _ in range(ROUNDS):
             with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
                 z = self.model.encoder(x.clone())  # somebody's forward may begin in place
@@ -201,7 +202,8 @@ class EOW(Method):
                 logits = [self.model.tail(part.clone()).double().cpu().numpy() for part in (z, ends)]
             scale = shift = math.nan
             if all(np.isfinite(each).all() for each in logits):
-                scale, shift = scale_and_shift(logits[0], y.cpu().numpy(), logits[1], self.options.lam)
+                room = math.exp(-total)
+                scale, shift = scale_and_shift(logits[0], y.cpu().numpy(), logits[1], self.options.lam, room)
             log, shift = mean_over_ranks([math.log(scale), shift], x.device)
             if not math.isfinite(log + shift):
                 break
@@ -209,6 +211,7 @@ class EOW(Method):
                 for parameter in head.parameters():
                     parameter.mul_(math.exp(log))
                 head.bias[-1] += shift
+            total += log
             if abs(log) < SETTLED:
                 break
         self.tally.sums.copy_(counted)

@@ -8,7 +8,8 @@ So two numbers are set first. With logits s·f + b·e[K+1] eq. 4 is
 
     L(s, b) = E_data[-log h[y]] + λ E_chains[-log h[K+1]],
 
-which is convex in both. They go into the head's own weights; the order of the K classes stays.
+which is convex in both. They go into the head's own weights; the order of the K classes stays. Settling takes
+confidence away and never adds any: of a batch that is all right and negatives that are far off L falls with s for ever.
 """
 
 import math
@@ -19,8 +20,11 @@ from scipy.special import expit, logsumexp
 SMALLEST, LARGEST = math.exp(-1), math.exp(0.5)  # s of one round: chains answer to the change, then come the next two
 
 
-def scale_and_shift(data: np.ndarray, labels: np.ndarray, chains: np.ndarray, lam: float) -> tuple[float, float]:
-    """(s, b) at the minimum of L, s within SMALLEST and LARGEST; `data` and `chains` are K+1 logits in float64."""
+def scale_and_shift(
+    data: np.ndarray, labels: np.ndarray, chains: np.ndarray, lam: float, largest: float = LARGEST
+) -> tuple[float, float]:
+    """(s, b) at the minimum of L, s from SMALLEST to LARGEST and at most `largest`; `data` and `chains` are K+1 logits
+    in float64."""
     from scipy.optimize import minimize_scalar
 
     def odds(logits: np.ndarray, s: float) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +40,7 @@ def scale_and_shift(data: np.ndarray, labels: np.ndarray, chains: np.ndarray, la
         return float(right.mean() + unknown)
 
     log = minimize_scalar(loss, bounds=(math.log(SMALLEST), math.log(LARGEST)), method="bounded").x
-    s = math.exp(log)
+    s = min(math.exp(log), largest)
     return s, balance(odds(data, s)[1], odds(chains, s)[1], lam)
 
 
