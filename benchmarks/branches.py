@@ -3,7 +3,7 @@
     python benchmarks/branches.py benchmarks/cifar100.toml --out runs/cifar100-quick
     eow bench benchmarks/cifar100.toml --out runs/cifar100-quick      # finds these runs, trains the others, one table
 
-Two reasons. A branch costs the epochs after the energy term has begun, a third of a run with `modern`. And runs that
+Two reasons. A branch costs the epochs after the energy term has begun, a sixth of a run with `modern`. And runs that
 have their first epochs in common differ less by chance, so that as many seeds show smaller differences: what `eow
 compare` says of two branches is about what came after.
 

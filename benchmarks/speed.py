@@ -71,7 +71,7 @@ def matrix_rate(device: torch.device, bf16: bool) -> float:
 
 
 def make_step(
-    method: str, spec: Any, cut: str, batch: int, place: Place, options: dict[str, Any], **settings: Any
+    method: str, spec: Any, cut: str, batch: int, place: Place, options: dict[str, Any], tf32: bool, graph: str = "auto"
 ) -> Any:
     """A training step on random data, ready to be called, and the method it trains."""
     name, model_options, _, shape, classes = spec
@@ -90,7 +90,8 @@ def make_step(
         def epoch(self, epoch: int) -> Any:
             return iter(())
 
-    training = Training(trained, Same(), TrainConfig(lr=1e-4, precision=PRECISION["precision"], **settings), place, 0)
+    settings = TrainConfig(lr=1e-4, precision="fp32" if tf32 else "auto", graph=graph)
+    training = Training(trained, Same(), settings, place, 0)
     trained.train()
     if not training.graphed:
         return lambda: training.step(x, y), trained
@@ -112,25 +113,22 @@ def chain_flops(tail: torch.nn.Module, z: Tensor, steps: int) -> float:
     return counter.get_total_flops() * steps
 
 
-PRECISION = {"precision": "auto"}
-
-
 def rows_of(
-    spec: Any, batch: int, place: Place, steps: int, chains: int, repeats: int, references: bool
+    spec: Any, batch: int, place: Place, steps: int, chains: int, repeats: int, references: bool, tf32: bool
 ) -> list[dict[str, Any]]:
-    cuda, tf32 = place.device.type == "cuda", PRECISION["precision"] == "fp32"
+    cuda = place.device.type == "cuda"
     plain_eager = timed(
-        make_step("vanilla", spec, "penultimate", batch, place, {}, graph="off")[0], place.device, repeats
+        make_step("vanilla", spec, "penultimate", batch, place, {}, tf32, graph="off")[0], place.device, repeats
     )
     plain = (
-        timed(make_step("vanilla", spec, "penultimate", batch, place, {})[0], place.device, repeats)
+        timed(make_step("vanilla", spec, "penultimate", batch, place, {}, tf32)[0], place.device, repeats)
         if cuda
         else plain_eager
     )
     rows = []
     for cut in spec[2]:
         options = {"steps": steps, "chains": chains, "start": "features", "trust": 0.0, "start_epoch": 0}
-        step, method = make_step("eow", spec, cut, batch, place, options)
+        step, method = make_step("eow", spec, cut, batch, place, options, tf32)
         row: dict[str, Any] = {"model": spec[0], "cut": cut, "batch": batch, "plain_eager": plain_eager, "plain": plain}
         row["eow"] = timed(step, place.device, repeats)
         row["ratio"] = row["eow"] / plain
@@ -144,7 +142,7 @@ def rows_of(
         )
         row["flops"] = chain_flops(method.model.tail.eval(), z, steps)
         if references:
-            slow = make_step("eow", spec, cut, batch, place, options, graph="off")
+            slow = make_step("eow", spec, cut, batch, place, options, tf32, graph="off")
 
             def reference(method: Any = slow[1], z: Tensor = z, settings: dict[str, Any] = settings) -> None:
                 with torch.autocast(place.device.type, torch.bfloat16, enabled=cuda and not tf32):
@@ -160,7 +158,7 @@ def rows_of(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="small networks, for a CPU")
+    parser.add_argument("--small", action="store_true", help="small networks and 20 steps, as always on a CPU")
     parser.add_argument("--models", default="", help="only these, separated by commas")
     parser.add_argument("--batches", default="", help="batch sizes, separated by commas")
     parser.add_argument("--steps", type=int, default=0)
@@ -174,18 +172,19 @@ def main() -> None:
     steps = arguments.steps or (20 if small else 100)
     repeats = arguments.repeats or (5 if small else 20)
     batches = [int(b) for b in arguments.batches.split(",") if b] or ([64] if small else [64, 256, 1024])
-    chosen = [
-        spec for spec in (SMALL if small else FULL) if not arguments.models or spec[0] in arguments.models.split(",")
-    ]
+    specs, wanted = SMALL if small else FULL, [name for name in arguments.models.split(",") if name]
+    known = {spec[0] for spec in specs}
+    if unknown := set(wanted) - known:
+        parser.error(f"there is no {', '.join(sorted(unknown))} here: choose of {', '.join(sorted(known))}")
+    chosen = [spec for spec in specs if not wanted or spec[0] in wanted]
     place = Place(device)
     if arguments.tf32:
-        PRECISION["precision"] = "fp32"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     rate = matrix_rate(device, bf16=device.type == "cuda" and not arguments.tf32)
     rows = []
     for spec in chosen:
         for batch in batches:
-            rows += rows_of(spec, batch, place, steps, arguments.chains, repeats, references=batch == batches[0])
+            rows += rows_of(spec, batch, place, steps, arguments.chains, repeats, batch == batches[0], arguments.tf32)
     for row in rows:
         row["floor"] = 1000 * row["flops"] / rate
     where = (

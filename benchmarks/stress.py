@@ -100,10 +100,11 @@ def kill_and_resume(
         runs.train(resolve(SMALL), Path(scratch) / "first", progress=False)  # imports what is imported when needed
         whole, began = Path(scratch) / "whole", time.monotonic()
         child = start(lambda: work(whole))
-        while not list(whole.rglob("log.jsonl")):
-            time.sleep(0.005)
+        status = None
+        while status is None and not list(whole.rglob("log.jsonl")):
+            status = wait_until(child, time.monotonic() + 0.01)
         idle = time.monotonic() - began
-        assert wait_until(child, float("inf")) == 0
+        assert (wait_until(child, float("inf")) if status is None else status) == 0
         usual = time.monotonic() - began
         done, finished, seen, different = 0, 0, {}, []
         folder = Path(scratch) / "run0"
@@ -241,7 +242,7 @@ def signals(count: int) -> dict[str, Any]:
                     [sys.executable, "-m", "eow", *command, "--out", str(out)],
                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                 )  # fmt: skip
-                while not list(out.rglob("log.jsonl")):
+                while not list(out.rglob("log.jsonl")) and process.poll() is None:
                     time.sleep(0.05)
                 time.sleep(moments.uniform(0.5, 3))
                 began = time.monotonic()

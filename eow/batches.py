@@ -1,5 +1,6 @@
 """Somebody's data as the training loop wants it: pairs of tensors on the device, checked before they are used."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -35,18 +36,27 @@ class LoaderBatches:
         if unknown is not None:
             length(unknown, "loader of unknowns", "batches")
         self.loader, self.classes, self.device, self.unknown = loader, classes, device, unknown
-        self.dtype, self.integers = dtype, integers
+        self.dtype, self.integers, self.told = dtype, integers, False
 
     def __len__(self) -> int:
         return self.length
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         outliers = self.outliers() if self.unknown is not None else None
-        for batch in some(self.loader, self.length):
+        count = 0
+        for count, batch in enumerate(some(self.loader, self.length), 1):  # noqa: B007
             x, y = self.checked(batch)
             if outliers is not None:
                 x = torch.cat([x, take(outliers, len(x), x)])
             yield x, y
+        if 0 < count < self.length and not self.told:
+            self.told = True
+            warnings.warn(
+                f"the loader has a length of {self.length} and ended after {count} batches in epoch {epoch + 1}: the "
+                "learning rate is planned for all of them and never gets to its end, make the length true",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Everything once, without outliers, in the order of the loader."""
@@ -70,8 +80,16 @@ class LoaderBatches:
     def outliers(self) -> Iterator[Tensor]:
         """Batches of outliers without end; labels, where there are any, are not looked at."""
         while True:
+            rows = 0
             for batch in self.unknown:
-                yield self.inputs(inputs_in(batch, "loader of unknowns"))
+                x = self.inputs(inputs_in(batch, "loader of unknowns"))
+                rows += len(x)
+                yield x
+            if not rows:
+                raise EowError(
+                    "a pass over the loader of unknowns yields no samples: pass a torch DataLoader or a list of "
+                    "batches, which can be read again and again"
+                )
 
 
 def some(loader: Any, count: int) -> Iterator[Any]:

@@ -746,7 +746,9 @@ def test_a_loader_may_be_shorter_than_it_says(count: int) -> None:
     x, y = (torch.from_numpy(each) for each in blobs(300))
     batches = [(x, y)] * count
     model = small_model()
-    fit(model, Short(batches), epochs=1)
+    with pytest.warns(RuntimeWarning, match=f"length of 100 and ended after {count} batches in epoch 1") as told:
+        fit(model, Short(batches), epochs=2)
+    assert len([each for each in told if "length of 100" in str(each.message)]) == 1
     assert predict(model, x).probs.isfinite().all()
     batches[-1] = (x * 1e30, y)  # nothing is wrong before the last batch, which is looked at all the same
     with pytest.raises(EowError, match=f"by step {count}: look for extreme inputs, lower lr, or give the chains a"):
@@ -771,6 +773,9 @@ def test_a_loader_that_is_used_up_is_told() -> None:
     x, y = (torch.from_numpy(each) for each in blobs(60))
     with pytest.raises(EowError, match="yields no batches in epoch 2: pass a loader that begins anew"):
         fit(small_model(), Once([(x, y)], 2), epochs=3)
+    for used_up in (Once([(x, y)], 1), [x[:0]]):
+        with pytest.raises(EowError, match="a pass over the loader of unknowns yields no samples"):
+            fit(small_model(), [(x, y)] * 3, epochs=2, unknown=used_up)
 
 
 def test_wrapped_models_are_named() -> None:

@@ -89,7 +89,11 @@ def test_the_closed_form_is_the_exact_mean_but_for_the_spread_inside_a_bin(confi
 @given(st.floats(0.01, 0.99), st.integers(1, 300))
 def test_the_closed_form_is_exact_for_equal_confidences(p: float, count: int) -> None:
     assert null_ece([p] * count).mean == pytest.approx(exact([p] * count, 1), rel=1e-9)
-    assert null_ece_equal_mass([p] * count).mean >= 0
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.7, 0.95])
+def test_of_many_equal_confidences_bins_of_equal_mass_measure_what_one_bin_does(p: float) -> None:
+    assert null_ece_equal_mass([p] * 3000).mean == pytest.approx(null_ece([p] * 3000).mean, rel=0.02)
 
 
 def test_for_many_samples_the_closed_form_is_the_normal_one() -> None:

@@ -38,10 +38,12 @@ def test_step_schedule_and_warm_up() -> None:
     assert learning_rate(59, 60, 10, TrainConfig(lr=1.0, schedule="constant")) == 1.0
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 3])
-def test_short_trainings_have_a_schedule_too(epochs: int) -> None:
-    for total in range(1, 8):
-        assert all(0 < learning_rate(step, total, 1, TrainConfig(lr=0.1)) <= 0.1 for step in range(total))
+@pytest.mark.parametrize("per_epoch", [1, 2, 3])
+def test_short_trainings_have_a_schedule_too(per_epoch: int) -> None:
+    for epochs in range(1, 8):
+        total = epochs * per_epoch
+        rates = [learning_rate(step, total, per_epoch, TrainConfig(lr=0.1)) for step in range(total)]
+        assert all(0 < rate <= 0.1 for rate in rates)
 
 
 def make_training(

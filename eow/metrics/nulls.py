@@ -46,7 +46,8 @@ def null_ece(confidence: Any, bins: int = 15) -> Null:
 
 def null_ece_equal_mass(confidence: Any, bins: int = 15) -> Null:
     """The null of `ece_equal_mass`, in closed form. The std takes the bins as independent, which those that share
-    equal confidences are not: with few different confidences it is too small."""
+    equal confidences are not: with few different confidences it is too small, and the mean of fewer than a hundred
+    samples that are all equally sure, nearly 0 or 1, may be a third of what it should be."""
     return _closed_form(sums_by_mass(confidence, NOTHING, bins))
 
 
