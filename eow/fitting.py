@@ -56,9 +56,10 @@ def fit(
     the mean unknown there `unknown_rate`, .002 unless you say another. `options` are the method's settings:
     `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than classes for `eow`;
     `eow.upgrade` sees to that, and since an upgraded model is trained already, its energy term is on from the first
-    epoch; another's begins late and settled, as in the recipe `modern`. A later fit without `holdout` trains at the
-    prior odds λ again. Parameters without `requires_grad` stay as they are, and so do the running statistics of norm
-    layers whose parameters are all frozen.
+    epoch; another's begins late and, where the head may change and has a bias, settled, as in the recipe `modern`. A
+    later fit without `holdout` trains at the prior odds λ again. Parameters without `requires_grad` stay as they are
+    until something is fitted to `holdout`, and so do the running statistics of norm layers whose parameters are all
+    frozen.
     """
     needs_split(model)
     if not torch.is_grad_enabled():
@@ -74,7 +75,7 @@ def fit(
             raise EowError(f"{method} cannot learn from unknowns: leave unknown out, or fit with method='eow'")
         kind = OutlierEOW
     if not upgraded and issubclass(kind, EOW):
-        options = {**FROM_SCRATCH, **options}
+        options = {**late_term(model, options), **options}
     if holdout is not None and issubclass(kind, EOW):
         options = {**(FITTED if upgraded else {"calibrate": "holdout"}), **options}
     if isinstance(optimizer, torch.optim.Optimizer):
@@ -171,6 +172,13 @@ def alike(model: SplitModel, held: tuple[int, ...], data: tuple[int, ...]) -> bo
         return model.feature_shape(held) == model.feature_shape(data)
     except EowError:
         return False
+
+
+def late_term(model: SplitModel, options: dict[str, Any]) -> dict[str, Any]:
+    """The energy term of a network that is trained from scratch; as it is, where nothing could be settled."""
+    head = model.head
+    settles = head.bias is not None and all(parameter.requires_grad for parameter in head.parameters())
+    return FROM_SCRATCH if settles and options.get("energy") != "complement" else {**FROM_SCRATCH, "onset": "as_is"}
 
 
 def first_batch(batches: LoaderBatches) -> tuple[Tensor, Tensor]:

@@ -29,12 +29,12 @@ from eow.console import training_bar
 from eow.distributed import Place
 from eow.errors import EowError
 from eow.methods import Method
+from eow.sampling import LARGEST_ENERGY
 from eow.seeds import derive, own_randomness
 from eow.stepgraph import StepGraph
 
 READ_EVERY = 50  # steps between two looks at the loss: on a GPU each look waits for the device
 AGREE_EVERY = 10  # steps between two times that processes ask one another whether one was told to stop
-LARGEST_ENERGY = 1e4  # of chains, in nats and in the mean: beyond, they have run away
 
 
 class EpochSource(Protocol):

@@ -257,9 +257,9 @@ def test_the_method_of_an_earlier_fit_says_what_the_model_says_now(
 def test_a_head_without_bias_can_be_fitted_but_not_shifted() -> None:
     x, y = (torch.from_numpy(each) for each in blobs(40))
     model = SplitModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Linear(8, 4, bias=False))
-    assert torch.isfinite(fit(model, (x, y), epochs=1, onset="as_is").predict(x).unknown).all()
+    assert torch.isfinite(fit(model, (x, y), epochs=2).predict(x).unknown).all()
     with pytest.raises(EowError, match=r"set method\.onset=as_is"):
-        fit(model, (x, y), epochs=1)
+        fit(model, (x, y), epochs=1, onset="settled")
     with pytest.raises(EowError, match="another fit would change it again"):
         fit(model, (x, y), epochs=1, unknown_rate=0.1)
 
@@ -466,6 +466,18 @@ def test_a_network_from_scratch_has_the_energy_term_of_the_recipe() -> None:
     modern = resolve({"method": {"name": "eow"}}).method
     options = fit(small_model(), (x, y), epochs=1).options
     assert all(getattr(options, name) == getattr(modern, name) for name in ("lam", "start_epoch", "onset"))
+    assert fit(small_model(), (x, y), epochs=1, energy="complement").options.onset == "as_is"
+
+
+def test_a_frozen_head_stays_as_it_is() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(300))
+    model = small_model()
+    fit(model, (x, y), epochs=3)
+    before = copy.deepcopy(model.head.requires_grad_(False).state_dict())
+    fit(model, (x, y), epochs=6, lr=0.01)
+    assert all(torch.equal(value, before[name]) for name, value in model.head.state_dict().items())
+    with pytest.raises(EowError, match=r"settled changes the head, and this one is frozen: set method\.onset=as_is"):
+        fit(model, (x, y), epochs=6, onset="settled")
 
 
 def test_controls_of_an_upgraded_model_have_its_schedule(trained: nn.Module, digits: dict[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ from eow.data.sets import load_sets
 from eow.distributed import Place
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
-from eow.methods.onset import LARGEST, SMALLEST, scale_and_shift
+from eow.methods.onset import HIGH, LOW, scale_and_shift
 from eow.models import SplitModel
 from eow.training import Training
 
@@ -46,31 +46,31 @@ def test_the_two_numbers_are_the_minimum_of_the_objective(scale: float) -> None:
     data, chains = logits(200, scale, 1), logits(64, scale, 2)
     labels = data[:, :5].argmax(1)
     labels[:40] = np.random.default_rng(3).integers(0, 5, 40)
-    s, b = scale_and_shift(data, labels, chains, LAM)
-    found = objective(data, labels, chains, s, b)
-    bounds = [(math.log(SMALLEST), math.log(LARGEST)), (-400.0, 400.0)]
+    log, b = scale_and_shift(data, labels, chains, LAM)
+    found = objective(data, labels, chains, math.exp(log), b)
+    bounds = [(LOW, HIGH), (-400.0, 400.0)]
     others = [
         minimize(lambda p: objective(data, labels, chains, math.exp(p[0]), p[1]), start, bounds=bounds).fun
         for start in ([0.0, 0.0], [-0.5, 2 * scale], [0.4, -scale])
     ]
     assert found == pytest.approx(min(others), rel=1e-4)
-    assert SMALLEST <= s <= LARGEST
+    assert LOW <= log <= HIGH
 
 
 def test_where_nothing_holds_the_scale_back_only_its_bound_does() -> None:
     data = 3 * np.eye(6)[np.arange(60) % 5]
-    s, _ = scale_and_shift(data, np.arange(60) % 5, np.zeros((10, 6)), 1e-6)
-    assert s == pytest.approx(LARGEST, rel=1e-4)
+    log, _ = scale_and_shift(data, np.arange(60) % 5, np.zeros((10, 6)), 1e-6)
+    assert log == pytest.approx(HIGH, rel=1e-4)
 
 
 def test_below_a_bound_of_one_s_own_the_minimum_is_found_too() -> None:
     data, chains = logits(200, 0.7, 1), logits(64, 0.7, 2)
     labels = data[:, :5].argmax(1)
-    s, b = scale_and_shift(data, labels, chains, LAM, 0.9)
-    bounds = [(math.log(SMALLEST), math.log(0.9)), (-400.0, 400.0)]
+    log, b = scale_and_shift(data, labels, chains, LAM, high=-0.1)
+    bounds = [(LOW, -0.1), (-400.0, 400.0)]
     best = minimize(lambda p: objective(data, labels, chains, math.exp(p[0]), p[1]), [-0.5, 0.0], bounds=bounds).fun
-    assert s == 0.9
-    assert objective(data, labels, chains, s, b) == pytest.approx(best, rel=1e-4)
+    assert log == -0.1
+    assert objective(data, labels, chains, math.exp(log), b) == pytest.approx(best, rel=1e-4)
 
 
 def test_settling_adds_no_confidence_to_a_batch_that_is_all_right() -> None:
@@ -86,6 +86,12 @@ def test_settling_adds_no_confidence_to_a_batch_that_is_all_right() -> None:
         after = model(x[right])
     torch.testing.assert_close(after[:, :-1], before[:, :-1])
     assert not torch.allclose(after[:, -1], before[:, -1])
+
+
+def test_logits_beyond_all_rounding_have_no_shift() -> None:
+    labels = np.arange(20) % 5
+    alike = 1e19 * np.eye(6)[labels]
+    assert math.isnan(scale_and_shift(alike, labels, alike, LAM)[1])
 
 
 def begun(**method: Any) -> Training:
@@ -135,6 +141,30 @@ def test_settling_leaves_the_classes_in_their_order_and_the_objective_low() -> N
             parameter.div_(ratio)
     torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-2)
     assert settled < 0.5 * loss(before)
+
+
+def test_settling_that_would_leave_nothing_of_the_logits_is_undone() -> None:
+    training = begun(onset="settled", start="noise", start_width=1000.0)
+    overconfident(training, 1.0)
+    x, y = next(iter(training.batches.epoch(4)))
+    before = [each.clone() for each in training.method.parameters()]
+    training.method.begin_epoch(4, 6)
+    with pytest.warns(RuntimeWarning, match="divide the logits by more than 30 and has been undone"):
+        training.method.first_batch(x, y)
+    assert all(torch.equal(one, other) for one, other in zip(before, training.method.parameters()))
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_the_ends_of_chains_pass_in_the_mode_of_the_training_s_negatives(mode: Any) -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(8)
+    model = SplitModel(torch.nn.Linear(4, 8), torch.nn.Sequential(norm, torch.nn.ReLU(), torch.nn.Linear(8, 4)))
+    method = EOW(model, EOWOptions(onset="settled", negatives=mode, steps=3), 3, (4,)).train()
+    modes: list[bool] = []
+    norm.register_forward_pre_hook(lambda module, inputs: modes.append(module.training))
+    with pytest.warns(UserWarning, match="run under autograd"):
+        method.one_round(torch.randn(60, 4), torch.arange(60) % 3, -1.0, 0.0)
+    assert modes[-2:] == [True, mode == "train"]
 
 
 @pytest.mark.parametrize(("onset", "epoch"), [("as_is", 4), ("settled", 3), ("settled", 5)])

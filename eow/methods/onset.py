@@ -17,14 +17,14 @@ import math
 import numpy as np
 from scipy.special import expit, logsumexp
 
-SMALLEST, LARGEST = math.exp(-1), math.exp(0.5)  # s of one round: chains answer to the change, then come the next two
+LOW, HIGH = -1.0, 0.5  # log s of one round at most: chains answer to the change, then comes the next
 
 
 def scale_and_shift(
-    data: np.ndarray, labels: np.ndarray, chains: np.ndarray, lam: float, largest: float = LARGEST
+    data: np.ndarray, labels: np.ndarray, chains: np.ndarray, lam: float, low: float = LOW, high: float = HIGH
 ) -> tuple[float, float]:
-    """(s, b) at the minimum of L, s from SMALLEST to LARGEST and at most `largest`; `data` and `chains` are K+1 logits
-    in float64."""
+    """(log s, b) at the minimum of L, log s from LOW to HIGH and between `low` and `high`; `data` and `chains` are K+1
+    logits in float64."""
     from scipy.optimize import minimize_scalar
 
     def odds(logits: np.ndarray, s: float) -> tuple[np.ndarray, np.ndarray]:
@@ -39,9 +39,9 @@ def scale_and_shift(
         unknown = np.logaddexp(0, of_data + b).mean() + lam * np.logaddexp(0, -of_chains - b).mean()
         return float(right.mean() + unknown)
 
-    log = minimize_scalar(loss, bounds=(math.log(SMALLEST), math.log(LARGEST)), method="bounded").x
-    s = min(math.exp(log), largest)
-    return s, balance(odds(data, s)[1], odds(chains, s)[1], lam)
+    log = min(max(minimize_scalar(loss, bounds=(LOW, HIGH), method="bounded").x, low), high)
+    s = math.exp(log)
+    return log, balance(odds(data, s)[1], odds(chains, s)[1], lam)
 
 
 def balance(data: np.ndarray, chains: np.ndarray, lam: float) -> float:
@@ -54,4 +54,7 @@ def balance(data: np.ndarray, chains: np.ndarray, lam: float) -> float:
 
     ends = np.concatenate([-data, -chains])
     room = abs(math.log(lam)) + 40  # there one of the two means is nothing beside the other
-    return float(brentq(slope, ends.min() - room, ends.max() + room, xtol=1e-9))
+    low, high = ends.min() - room, ends.max() + room
+    if slope(low) >= 0 or slope(high) <= 0:  # so large that the room is lost in rounding
+        return math.nan
+    return float(brentq(slope, low, high, xtol=1e-9))

@@ -3,10 +3,11 @@
 from eow.sampling.chains import ReplayBuffer, Starts, parse_starts
 from eow.sampling.energies import ENERGIES, NEGATIVE_LOSSES
 from eow.sampling.graphed import Sampler, sample
-from eow.sampling.langevin import Chain, Tally, run_chain
+from eow.sampling.langevin import LARGEST_ENERGY, Chain, Tally, run_chain
 
 __all__ = [
     "ENERGIES",
+    "LARGEST_ENERGY",
     "NEGATIVE_LOSSES",
     "Chain",
     "ReplayBuffer",

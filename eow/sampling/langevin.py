@@ -17,6 +17,8 @@ from eow.errors import EowError
 from eow.models.split import frozen_statistics
 from eow.sampling.energies import Energy, energy_named
 
+LARGEST_ENERGY = 1e4  # of chains, in nats and in the mean: beyond, they have run away
+
 
 class Chain(NamedTuple):
     """Where the chains ended, and what happened on the way; everything stays on the device."""
