@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import operator
 import random
 from collections.abc import Callable
 
@@ -633,6 +634,31 @@ def test_what_had_no_gradient_gets_none(kind: type[nn.Module]) -> None:
     assert_same_gradients(kind(), torch.randn(5, 6))
 
 
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+class ChangedByALayer(nn.Module):
+    def __init__(self, clone: bool) -> None:
+        super().__init__()
+        self.first, self.twice, self.last, self.clone = nn.Linear(4, 8), Doubled(), nn.Linear(8, 3), clone
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        with torch.no_grad():
+            self.twice(h.clone() if self.clone else h)
+        return self.last(h.tanh())
+
+
+def test_a_layer_that_changes_its_input_without_gradients_is_told_of() -> None:
+    with pytest.raises(EowError) as told:
+        upgrade(ChangedByALayer(clone=False), example=torch.randn(5, 4))
+    assert str(told.value).startswith("the layer twice changes a tensor in place inside torch.no_grad()")
+    assert "\n" not in str(told.value)
+    upgrade(ChangedByALayer(clone=True), example=torch.randn(5, 4))
+
+
 def test_inference_mode_inside_a_model_is_no_grad() -> None:
     model, reference, x = InInference(), InBlock(), torch.randn(5, 6)
     reference.load_state_dict(model.state_dict())
@@ -832,6 +858,8 @@ CHANGES = {
     "view": lambda h: h.view(-1).mul_(0.5),
     "view of a view": lambda h: h.unsqueeze(0)[0].mul_(0.5),
     "out": lambda h: torch.relu(h) + torch.sin(h, out=h),
+    "list": lambda h: torch._foreach_mul_([h], 2.0),
+    "attribute": lambda h: operator.iadd(h.T, 1.0),
 }
 
 
@@ -842,6 +870,143 @@ def test_what_is_changed_without_gradients_keeps_its_own(change: str) -> None:
     assert_same_gradients(model, x)
     with pytest.raises(EowError, match=r"changes a tensor in place inside torch.no_grad\(\).*module of its own"):
         upgrade(Ended(ChangesInPlace(change)))
+
+
+def passed_on(module: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+    return args[0]
+
+
+def hooked_relu() -> nn.Module:
+    layer = nn.ReLU()
+    layer.register_forward_hook(passed_on)
+    return layer
+
+
+# What shares memory with h, or is h itself.
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "+": lambda h: +h,
+    "H": lambda h: h.H,
+    "T": lambda h: h.T,
+    "adjoint": lambda h: h.adjoint(),
+    "as_strided": lambda h: h.as_strided((2, 6), (6, 1)),
+    "atleast_2d": lambda h: torch.atleast_2d(h),
+    "atleast_3d": lambda h: torch.atleast_3d(h),
+    "broadcast_tensors": lambda h: torch.broadcast_tensors(h, h)[0],
+    "broadcast_to": lambda h: h.broadcast_to(h.shape),
+    "chunk": lambda h: h.chunk(2, 1)[1],
+    "conj": lambda h: h.conj(),
+    "contiguous": lambda h: h.contiguous(),
+    "cpu": lambda h: h.cpu(),
+    "data": lambda h: h.data,
+    "detach": lambda h: h.detach(),
+    "diagonal": lambda h: h.diagonal(),
+    "dropout": lambda h: F.dropout(h, 0.5, training=False),
+    "dsplit": lambda h: torch.dsplit(h.unflatten(1, (2, 3)), 3)[0],
+    "einsum": lambda h: torch.einsum("ij->ji", h),
+    "expand": lambda h: h.expand(-1, 6),
+    "flatten": lambda h: torch.flatten(h),
+    "float": lambda h: h.float(),
+    "getitem": lambda h: h[:, 1:],
+    "hsplit": lambda h: h.hsplit(2)[0],
+    "imag": lambda h: torch.view_as_complex(h.unflatten(1, (3, 2))).imag,
+    "mT": lambda h: h.mT,
+    "moveaxis": lambda h: h.moveaxis(0, 1),
+    "movedim": lambda h: torch.movedim(h, 0, 1),
+    "narrow": lambda h: h.narrow(1, 1, 3),
+    "permute": lambda h: h.permute(1, 0),
+    "positive": lambda h: torch.positive(h),
+    "ravel": lambda h: h.ravel(),
+    "real": lambda h: torch.real(h),
+    "reshape": lambda h: h.reshape(-1, 3),
+    "resolve_conj": lambda h: h.resolve_conj(),
+    "resolve_neg": lambda h: torch.resolve_neg(h),
+    "select": lambda h: h.select(1, 2),
+    "split": lambda h: h.split(3, 1)[0],
+    "squeeze": lambda h: h.squeeze(),
+    "sum_to_size": lambda h: h.sum_to_size(h.shape),
+    "swapaxes": lambda h: torch.swapaxes(h, 0, 1),
+    "swapdims": lambda h: h.swapdims(0, 1),
+    "tensor_split": lambda h: h.tensor_split(2, 1)[0],
+    "to": lambda h: h.to(h.dtype),
+    "type": lambda h: h.type(torch.float32),
+    "type_as": lambda h: h.type_as(h),
+    "unbind": lambda h: h.unbind(1)[3],
+    "unfold": lambda h: h.unfold(1, 2, 2),
+    "unsqueeze": lambda h: h.unsqueeze(1),
+    "view_as_complex": lambda h: torch.view_as_complex(h.unflatten(1, (3, 2))),
+    "view_as_real": lambda h: torch.view_as_real(torch.view_as_complex(h.unflatten(1, (3, 2)))),
+    "vsplit": lambda h: torch.vsplit(h, 1)[0],
+    "view of a view": lambda h: h.swapdims(0, 1).moveaxis(0, 1),
+}
+SAME_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "nn.Dropout": lambda: nn.Dropout(0.0),
+    "nn.Flatten": nn.Flatten,
+    "nn.Identity": nn.Identity,
+    "nn.PixelShuffle": lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.PixelShuffle(1)),
+    "a hook": hooked_relu,
+}
+# What is a tensor of its own.
+NEW: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda h: 1 - h,
+    "product": lambda h: h.T @ h,
+    "relu": lambda h: F.relu(h),
+    "softmax": lambda h: h.softmax(1),
+    "cat": lambda h: torch.cat([h]),
+    "clone": lambda h: h.clone().view(-1),
+    "values": lambda h: h.max(1).values,
+    "chain": lambda h: torch.zeros_like(h).add_(h).mul_(h),
+    "mask": lambda h: (h.bool() & (h < 1)).float(),
+    "size": lambda h: torch.full((h.shape[0],), 2.0),
+}
+NEW_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "nn.BatchNorm1d": lambda: nn.BatchNorm1d(6),
+    "nn.Linear": lambda: nn.Linear(6, 6),
+    "nn.ReLU": nn.ReLU,
+    "nn.Sequential": lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0), nn.ReLU(inplace=True), nn.Flatten()),
+}
+
+
+class ChangesAView(nn.Module):
+    """What it computes it doubles, where autograd does not look, by another name that it may have."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.inner, self.name = nn.Linear(6, 6), name
+        self.layer = {**SAME_LAYERS, **NEW_LAYERS}.get(name, nn.Identity)()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        with torch.no_grad():
+            other = {**VIEWS, **NEW}.get(self.name, self.layer)(h)
+            scale = other.mul_(2).abs().mean()
+        return h * (1 + scale)
+
+
+@pytest.mark.parametrize("name", [*VIEWS, *SAME_LAYERS])
+def test_what_may_be_a_view_is_taken_for_one(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 6), ChangesAView(name), nn.Linear(6, 3)), torch.randn(5, 6)
+    assert_same_gradients(model, x)
+    with pytest.raises(EowError, match=r"changes a tensor in place inside torch.no_grad\(\).*module of its own"):
+        upgrade(Ended(ChangesAView(name)), example=x)
+
+
+@pytest.mark.parametrize("name", [*NEW, *NEW_LAYERS])
+def test_what_is_known_to_be_new_may_be_changed(name: str) -> None:
+    torch.manual_seed(0)
+    assert_same_gradients(Ended(ChangesAView(name)), torch.randn(5, 6))
+
+
+def test_an_attribute_read_without_gradients_has_none() -> None:
+    class Reads(Backed):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.back(x)
+            with torch.no_grad():
+                turned = h.T
+            return self.end(h @ (turned @ h))
+
+    torch.manual_seed(0)
+    assert_same_gradients(Reads(), torch.randn(5, 6))
 
 
 def test_what_was_made_without_gradients_may_be_changed() -> None:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from eow.errors import EowError
+from eow.models.keeping import CHANGES
 from eow.models.split import INPUT
 from eow.models.tracing import ROOT, Detached, Traced
 
@@ -57,9 +58,15 @@ class Recorder(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, rows: int) -> None:
         super().__init__(module)
         self.seen = Seen(rows, {}, {})
+        self.extra_traceback = False  # what is raised here is a sentence
 
     def run_node(self, n: fx.Node) -> Any:
+        watched = n.all_input_nodes if n.op == "call_module" and n.meta.get("no_grad") else []
+        given = [self.env[each] for each in watched if each.meta["outside"] and isinstance(self.env[each], Tensor)]
+        versions = [each._version for each in given]
         value = super().run_node(n)
+        if [each._version for each in given] != versions:
+            raise EowError(f"the layer {n.target} {CHANGES}: let it change a clone, or compute without torch.no_grad()")
         if n.op == "call_module" and isinstance(self.fetch_attr(str(n.target)), Detached):
             refuse_opaque(value)
         if isinstance(value, Tensor) and value.is_floating_point() and n.op != "get_attr":

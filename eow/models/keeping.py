@@ -11,18 +11,48 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx
+from torch import fx, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 CHANGES = "changes a tensor in place inside torch.no_grad(), and a graph does not keep that"
 APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 IN_PLACE = {operator.setitem, *(getattr(operator, f"i{name}") for name in AUGMENTED)}
-VIEWS = {  # by name, as methods and as functions
-    "T", "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "float", "getattr", "getitem",
-    "imag", "mT", "movedim", "narrow", "permute", "ravel", "real", "reshape", "reshape_as", "select", "split",
-    "squeeze", "swapaxes", "t", "to", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as",
-}  # fmt: skip
+
+# What returns a tensor of its own, or none, whatever its arguments but `inplace`: as functions and as methods.
+NAMES = """
+    abs add addcdiv addcmul addmm and_ baddbmm bmm ceil clamp clamp_max clamp_min clip cos cosh div divide dot erf
+    exp exp2 expm1 floor floor_divide floordiv fmod frac invert lerp log log10 log1p log2 logaddexp lshift matmul
+    maximum minimum mm mod mul multiply mv nan_to_num neg negative or_ outer pow reciprocal remainder round rshift
+    rsqrt sign sin sinh sqrt square sub subtract tan true_divide truediv trunc xor
+    eq ge gt isclose isfinite isinf isnan le logical_and logical_not logical_or logical_xor lt ne
+    _threshold celu elu gelu glu gumbel_softmax hardshrink hardsigmoid hardswish hardtanh leaky_relu log_softmax
+    logsigmoid mish prelu relu relu6 rrelu selu sigmoid silu softmax softmin softplus softshrink softsign tanh
+    tanhshrink threshold
+    all amax amin any argmax argmin argsort count_nonzero cumprod cumsum logsumexp max mean median min norm prod
+    sort std std_mean sum topk var var_mean vector_norm
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+    adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d lp_pool1d lp_pool2d max_pool1d max_pool2d max_pool3d
+    batch_norm group_norm instance_norm layer_norm local_response_norm normalize rms_norm
+    bilinear cdist conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d cosine_similarity
+    embedding embedding_bag grid_sample interpolate linear one_hot pad pairwise_distance
+    scaled_dot_product_attention
+    cat clone concat concatenate dstack flip gather hstack index_add index_copy index_fill index_select masked_fill
+    masked_select repeat repeat_interleave roll scatter scatter_add stack take take_along_dim tile tril triu vstack
+    where
+    arange bernoulli empty_like full full_like new_empty new_full new_ones new_tensor new_zeros ones_like rand_like
+    randint_like randn_like zeros_like
+    dim item ndimension nelement numel size stride tolist
+"""
+SPACES = (torch, F, operator, torch.linalg)
+NEW = {*NAMES.split(), *(getattr(space, name) for space in SPACES for name in NAMES.split() if hasattr(space, name))}
+NO_TENSORS = ("device", "dtype", "layout", "ndim", "shape")  # among a tensor's attributes
+LAYERS = {nn.Linear, nn.Bilinear}  # and all that torch.nn has in the files of
+KINDS = ("activation", "batchnorm", "conv", "instancenorm", "normalization", "padding", "pooling", "rnn", "sparse",
+         "upsampling")  # fmt: skip
+FILES = {f"torch.nn.modules.{kind}" for kind in KINDS}
 
 
 class Lost(Exception):
@@ -33,10 +63,26 @@ class Value(fx.Proxy):
     """torch.fx's stand-in for a tensor, which takes `a += b` for `a = a + b`: inside torch.no_grad() that is not the
     same."""
 
+    def __getattr__(self, name: str) -> "Attribute":
+        return Attribute(self, name)
+
+
+class Attribute(Value, fx.proxy.Attribute):
+    """`h.T` or `h.mul`: a node only when it is used as a tensor, with gradients if it was read with them."""
+
+    def __init__(self, root: fx.Proxy, name: str) -> None:
+        super().__init__(root, name)
+        self.enabled = torch.is_grad_enabled()
+
+    @property
+    def node(self) -> fx.Node:  # type: ignore[override]
+        with torch.set_grad_enabled(self.enabled):
+            return super().node
+
 
 def augmented(name: str) -> Any:
     def change(self: Value, other: Any) -> Any:
-        if not torch.is_grad_enabled() and outside(self.node):
+        if not torch.is_grad_enabled() and self.node.meta["outside"]:
             raise Lost(CHANGES)
         return getattr(operator, name)(self, other)
 
@@ -57,28 +103,37 @@ def refuse_functions() -> None:
         raise Lost(f"calls {name}, a torch.autograd.Function, and a graph does not keep its backward")
 
 
-def refuse_in_place(kind: str, target: Any, args: Any, kwargs: dict[str, Any], root: Any) -> None:
+def refuse_in_place(node: fx.Node, root: nn.Module) -> None:
     """Without gradients a tensor may be changed behind autograd's back; with them that is another computation."""
-    if kind == "call_module":
-        changes = bool(getattr(root.get_submodule(target), "inplace", False))
-    else:
-        name = name_of(target)
-        changes = target in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    changed = [*args[:1], kwargs.get("input")] if changes or kwargs.get("inplace") else [kwargs.get("out")]
-    if any(isinstance(each, fx.Node) and outside(each) for each in changed):
+    changed = [*node.args[:1], node.kwargs.get("input")] if in_place(node, root) else node.kwargs.get("out")
+    if any(isinstance(each, fx.Node) and each.meta["outside"] for each in pytree.tree_leaves(changed)):
         raise Lost(CHANGES)
 
 
-def outside(node: fx.Node) -> bool:
-    """Whether a tensor was made outside torch.no_grad(), or shares the memory of one that was: what may be a view is
-    taken for one."""
+def in_place(node: fx.Node, root: nn.Module) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    underscored = name.endswith("_") and not name.endswith("__") and node.target not in NEW  # operator.and_ is new
+    return underscored or node.target in IN_PLACE or bool(node.kwargs.get("inplace"))
+
+
+def outside(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a tensor was made outside torch.no_grad(), or may share the memory of one that was: what is not known to
+    be new is taken for a view of all that it was made of."""
     if not node.meta["no_grad"]:
         return True
-    return name_of(node.target) in VIEWS and any(outside(each) for each in node.all_input_nodes)
+    return not new(node, root) and any(each.meta["outside"] for each in node.all_input_nodes)
 
 
-def name_of(target: Any) -> str:
-    return target if isinstance(target, str) else getattr(target, "__name__", "")
+def new(node: fx.Node, root: nn.Module) -> bool:
+    """Whether nothing of what a node was made of is in its result, or only what was made inside torch.no_grad()."""
+    if node.op == "call_module":
+        layer = root.get_submodule(str(node.target))
+        return (type(layer) in LAYERS or type(layer).__module__ in FILES) and not layer._forward_hooks
+    if node.op == "call_method" and in_place(node, root):
+        return True  # the tensor that it was called on, which else was refused
+    return node.target in NEW or (node.target is getattr and node.args[1] in NO_TENSORS)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from eow.models.keeping import (
     forked,
     generators,
     no_autocast,
+    outside,
     plain_checkpoints,
     refuse_functions,
     refuse_in_place,
@@ -109,11 +110,12 @@ class ModuleTracer(fx.Tracer):
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Node:
         no_grad = kind != "get_attr" and not torch.is_grad_enabled()  # a parameter is the same wherever it is read
-        if no_grad:
-            refuse_functions()
-            refuse_in_place(kind, target, args, kwargs, self.root)
         node = super().create_node(kind, target, args, kwargs, *more, **options)
         node.meta["within"], node.meta["no_grad"] = self.within[-1], no_grad
+        if no_grad:
+            refuse_functions()
+            refuse_in_place(node, self.root)
+        node.meta["outside"] = outside(node, self.root)
         return node
 
 
