@@ -36,7 +36,8 @@ ABOUT_TABULAR = f"""`EOWClassifier` beside scikit-learn's classifiers with their
 (`python benchmarks/tabular.py`, [record]({TABULAR}/record.md) with its caveats). AUROC % of unknown, for the others of
 the largest probability, between test rows and rows with shuffled columns, and rows of a class left out of training:
 """
-ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, 64 chains of {steps} steps, milliseconds
+ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, 64 chains of {steps} steps before a linear unknown (the recipe
+has 20 before a quadratic one), milliseconds
 (`python benchmarks/speed.py`, [record]({folder}/record.md) with all models and batch sizes):
 """
 ABOUT_TRAINING = """

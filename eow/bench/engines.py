@@ -25,7 +25,7 @@ from eow.errors import EowError
 
 STOP_SECONDS = 3.0  # for workers that are told to stop, until they are killed
 LOCK_SECONDS = 20.0  # a worker whose parent was killed lets go of its folder within a second
-CHECKPOINTS = "checkpoint*"
+CHECKPOINTS = "checkpoint*"  # as in eow/checkpoints.py, which needs torch
 
 
 class Task(NamedTuple):
