@@ -24,6 +24,7 @@ from eow.config import build
 from eow.distributed import mean_over_ranks
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
+from eow.methods.onset import settle
 from eow.models import SplitModel, frozen_statistics
 from eow.models.split import unwrapped
 from eow.models.surgery import UpgradedModel
@@ -86,7 +87,7 @@ def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:
     if not model.odds:
         measure_features(model, x[: len(y)])
     if method.options.onset == "settled":
-        method.settle(x[: len(y)], y)
+        settle(method, x[: len(y)], y)
     elif not model.odds:
         raise_unknown(method, x, y)
     else:

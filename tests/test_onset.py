@@ -21,7 +21,7 @@ from eow.data.sets import load_sets
 from eow.distributed import Place
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
-from eow.methods.onset import HIGH, LOW, scale_and_shift
+from eow.methods.onset import HIGH, LOW, one_round, scale_and_shift, settle
 from eow.models import SplitModel
 from eow.training import Training
 
@@ -163,7 +163,7 @@ def test_the_ends_of_chains_pass_in_the_mode_of_the_training_s_negatives(mode: A
     modes: list[bool] = []
     norm.register_forward_pre_hook(lambda module, inputs: modes.append(module.training))
     with pytest.warns(UserWarning, match="run under autograd"):
-        method.one_round(torch.randn(60, 4), torch.arange(60) % 3, -1.0, 0.0)
+        one_round(method, torch.randn(60, 4), torch.arange(60) % 3, -1.0, 0.0)
     assert modes[-2:] == [True, mode == "train"]
 
 
@@ -217,7 +217,7 @@ def test_settling_is_in_the_mode_of_training_and_moves_no_statistics() -> None:
         method.prepare(torch.device("cpu"))
         before = {name: each.clone() for name, each in model.named_buffers()}
         weight = model.head.weight.detach().clone()
-        method.settle(x, y)
+        settle(method, x, y)
         assert all(torch.equal(each, before[name]) for name, each in model.named_buffers())
         assert norm.training
         scales.append(float(model.head.weight.norm() / weight.norm()))
@@ -249,7 +249,7 @@ def test_settling_leaves_the_callers_batch_alone() -> None:
 
 def test_a_model_that_is_fitted_again_settles_again(monkeypatch: pytest.MonkeyPatch) -> None:
     settled = []
-    monkeypatch.setattr(EOW, "settle", lambda self, x, y: settled.append(len(y)))
+    monkeypatch.setattr(eow.objective, "settle", lambda method, x, y: settled.append(len(y)))
     model = eow.upgrade(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
     for times in (1, 2):
         eow.fit(model, (torch.randn(30, 4), torch.arange(30) % 3), epochs=1, onset="settled")

@@ -27,23 +27,20 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
-from scipy.special import logsumexp
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from eow.distributed import mean_over_ranks
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, open_prediction, shifted_prediction
 from eow.methods.fence import Fence
 from eow.methods.holdout import checked, collect, require_fitted
-from eow.methods.onset import HIGH, LOW, scale_and_shift
+from eow.methods.onset import settle
 from eow.methods.temperature import fit_temperature_and_bias
 from eow.models import SplitModel, frozen_statistics
 from eow.models.layers import OpenLinear
 from eow.openworld import prior_shift
-from eow.sampling import LARGEST_ENERGY, NEGATIVE_LOSSES, Sampler, Starts, Tally
+from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts, Tally
 from eow.sampling.langevin import mean_norm, noise_scale, run_chain
 from eow.seeds import derive, own_randomness
 
@@ -51,9 +48,6 @@ MOST_FENCED = 50_000  # training samples whose features a fence is fitted on
 FEWEST = 30  # held-out samples that a mean unknown can be taken of
 PRIOR_WIDTH = 0.5  # of log T before any held-out sample is seen; a few hundred of them outweigh it
 CLIMB = 0.5  # of the chains' mean energy over an epoch, from which on it is worth a word: they are meant to fall
-ROUNDS = 8  # of settling, at most
-SETTLED = 0.1  # the change of the logits' scale, as a logarithm, below which a round is the last
-MOST_DIVIDED = 30  # what the logits are divided by: an MLP for MNIST wants 12
 PROFILED = 256  # training samples whose features the chains of `diagnose` may start from
 
 
@@ -188,57 +182,7 @@ class EOW(Method):
 
     def first_batch(self, x: Tensor, y: Tensor) -> None:
         if self.begins and self.options.onset == "settled":
-            self.settle(x[: len(y)], y)
-
-    def settle(self, x: Tensor, y: Tensor) -> None:
-        """Scale the logits and shift the unknown until the objective of this batch is lowest, with new chains after
-        each change: they go elsewhere then, and where that goes to and fro the steps get shorter. The network is in the
-        mode it is trained in, since that objective is meant, and its statistics are put back. Every rank ends with the
-        mean of what the ranks find. What is not finite, or has run away, is left to the step's own check."""
-        head = self.model.head
-        if not all(parameter.requires_grad for parameter in head.parameters()):
-            raise EowError("method.onset=settled changes the head, and this one is frozen: set method.onset=as_is")
-        counted, found = self.tally.sums.clone(), [each.clone() for each in head.parameters()]
-        statistics = {name: each.clone() for name, each in self.model.named_buffers()}
-        total, last, width = 0.0, 0.0, 1.0  # log s of all rounds and of the last one, and how far the next may go
-        for _ in range(ROUNDS):
-            log, shift = mean_over_ranks(self.one_round(x, y, LOW * width, min(HIGH * width, -total)), x.device)
-            if not math.isfinite(log + shift):
-                break
-            with torch.no_grad():
-                for parameter in head.parameters():
-                    parameter.mul_(math.exp(log))
-                head.bias[-1] += shift
-            total, width, last = total + log, width / 2 if log * last < 0 else width, log
-            if abs(log) < SETTLED:
-                break
-        if total < -math.log(MOST_DIVIDED):
-            with torch.no_grad():
-                for parameter, before in zip(head.parameters(), found):
-                    parameter.copy_(before)
-            warnings.warn(
-                f"settling would divide the logits by more than {MOST_DIVIDED} and has been undone: the chains end too "
-                "far out for this network, lower method.step, method.start_width or method.trust",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        self.tally.sums.copy_(counted)
-        for name, each in self.model.named_buffers():
-            each.copy_(statistics[name])
-
-    def one_round(self, x: Tensor, y: Tensor, low: float, high: float) -> list[float]:
-        """The log of the scale, from `low` to `high`, and the shift that settle this batch and new chains."""
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            z = self.model.encoder(x.clone())  # somebody's forward may begin in place
-            ends = self.draw_negatives(z, y)
-            data = self.model.tail(z.clone()).double().cpu().numpy()
-            with self.mode_of_negatives():
-                chains = self.model.tail(ends.clone()).double().cpu().numpy()
-        if not (np.isfinite(data).all() and np.isfinite(chains).all()):
-            return [math.nan, math.nan]
-        if np.abs(chains[:, -1] - logsumexp(chains, axis=1)).mean() > LARGEST_ENERGY:
-            return [math.nan, math.nan]
-        return [*scale_and_shift(data, y.cpu().numpy(), chains, self.options.lam, low, high)]
+            settle(self, x[: len(y)], y)
 
     def mode_of_negatives(self) -> AbstractContextManager[Any]:
         return frozen_statistics(self.model.tail) if self.options.negatives == "eval" else nullcontext()

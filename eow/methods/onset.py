@@ -13,11 +13,75 @@ confidence away and never adds any: of a batch that is all right and negatives t
 """
 
 import math
+import warnings
+from typing import Any
 
 import numpy as np
+import torch
 from scipy.special import expit, logsumexp
+from torch import Tensor
 
+from eow.distributed import mean_over_ranks
+from eow.errors import EowError
+from eow.sampling import LARGEST_ENERGY
+
+ROUNDS = 8  # at most
 LOW, HIGH = -1.0, 0.5  # log s of one round at most: chains answer to the change, then comes the next
+SETTLED = 0.1  # |log s| of a round that is the last
+MOST_DIVIDED = 30  # what the logits are divided by in all rounds: an MLP for MNIST wants 12
+
+
+def settle(method: Any, x: Tensor, y: Tensor) -> None:
+    """Scale the logits of an EOW and shift its unknown until the objective of this batch is lowest, with new chains
+    after each change: they go elsewhere then, and where that goes to and fro the steps get shorter. The network is in
+    the mode it is trained in, since that objective is meant, and its statistics are put back. Every rank ends with the
+    mean of what the ranks find. What is not finite, or has run away, is left to the step's own check."""
+    model, head = method.model, method.model.head
+    if not all(parameter.requires_grad for parameter in head.parameters()):
+        raise EowError("method.onset=settled changes the head, and this one is frozen: set method.onset=as_is")
+    counted, found = method.tally.sums.clone(), [each.clone() for each in head.parameters()]
+    statistics = {name: each.clone() for name, each in model.named_buffers()}
+    total, last, width = 0.0, 0.0, 1.0  # log s of all rounds and of the last one, and how far the next may go
+    for _ in range(ROUNDS):
+        log, shift = mean_over_ranks(one_round(method, x, y, LOW * width, min(HIGH * width, -total)), x.device)
+        if not math.isfinite(log + shift):
+            break
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter.mul_(math.exp(log))
+            head.bias[-1] += shift
+        total, width, last = total + log, width / 2 if log * last < 0 else width, log
+        if abs(log) < SETTLED:
+            break
+    if total < -math.log(MOST_DIVIDED):
+        with torch.no_grad():
+            for parameter, before in zip(head.parameters(), found):
+                parameter.copy_(before)
+        warnings.warn(
+            f"settling would divide the logits by more than {MOST_DIVIDED} and has been undone: the chains end too far "
+            "out for this network, lower method.step, method.start_width or method.trust",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    method.tally.sums.copy_(counted)
+    for name, each in model.named_buffers():
+        each.copy_(statistics[name])
+
+
+def one_round(method: Any, x: Tensor, y: Tensor, low: float, high: float) -> list[float]:
+    """The log of the scale, from `low` to `high`, and the shift that settle this batch and new chains."""
+    model = method.model
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        z = model.encoder(x.clone())  # somebody's forward may begin in place
+        ends = method.draw_negatives(z, y)
+        data = model.tail(z.clone()).double().cpu().numpy()
+        with method.mode_of_negatives():
+            chains = model.tail(ends.clone()).double().cpu().numpy()
+    if not (np.isfinite(data).all() and np.isfinite(chains).all()):
+        return [math.nan, math.nan]
+    if np.abs(chains[:, -1] - logsumexp(chains, axis=1)).mean() > LARGEST_ENERGY:
+        return [math.nan, math.nan]
+    return [*scale_and_shift(data, y.cpu().numpy(), chains, method.options.lam, low, high)]
 
 
 def scale_and_shift(
