@@ -659,6 +659,106 @@ def test_a_layer_that_changes_its_input_without_gradients_is_told_of() -> None:
     upgrade(ChangedByALayer(clone=True), example=torch.randn(5, 4))
 
 
+class Averaged(nn.Module):
+    """A layer by hand that moves a buffer in training, as batch norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 8)
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(0.1)
+            self.count = self.count + 1
+        return h - self.mean
+
+
+class Outermost(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.scale = nn.Linear(4, 8), nn.Linear(8, 3), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for parameter in self.first.parameters():
+                parameter.mul_(0.5)
+        return self.last(self.first(x).relu() * self.scale)
+
+
+def test_a_layer_that_moves_its_buffers_stays_whole_and_is_not_moved_by_being_read() -> None:
+    x = torch.randn(6, 4)
+    model = nn.Sequential(Averaged(), nn.ReLU(), nn.Linear(8, 3))
+    before = copy.deepcopy(model.state_dict())
+    for copied in (True, False):
+        upgraded = upgrade(model, example=x, copy=copied)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        torch.testing.assert_close(upgraded.eval()(x)[:, :3], model.eval()(x))
+    upgraded.train()(x)
+    layer = next(module for module in upgraded.modules() if isinstance(module, Averaged))
+    assert float(layer.count) == 1
+    torch.testing.assert_close(layer.mean, torch.full((8,), 0.1))
+
+
+def test_a_model_that_changes_its_own_weights_is_told_of_and_left_alone() -> None:
+    model = Outermost()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(
+        EowError, match=r"Outermost\.forward changes a parameter or a buffer, and a graph does not keep"
+    ):
+        upgrade(model, example=torch.randn(5, 4), copy=False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_layers_of_torch_jit_are_told_of() -> None:
+    model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 8), nn.ReLU())), nn.Linear(8, 3))
+    with pytest.raises(EowError, match=r"the layer 0 is one of torch\.jit.*put in what it was made of"):
+        upgrade(model, example=torch.randn(5, 4))
+
+
+class Normalised(nn.Module):
+    """Changes the network's own input in place, which carries no gradient, and a tensor that nobody reads again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.first = Doubled(), nn.Linear(4, 8)
+        self.frozen, self.last = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8)), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.twice(x)
+        h = self.first(x)
+        with torch.no_grad():
+            h = self.frozen(h)
+        return self.last(h)
+
+
+def test_what_is_changed_without_harm_is_not_refused() -> None:
+    x = torch.randn(5, 4)
+    model = Normalised()
+    torch.testing.assert_close(upgrade(model, example=x).eval()(x.clone())[:, :3], model.eval()(x.clone()))
+
+
+class NowhereToCut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.first(x)
+            h.relu_()
+        return self.last(h)
+
+
+def test_where_there_is_no_cut_the_sentence_names_none() -> None:
+    with pytest.raises(EowError, match=r"has no place where .* make one, or pass the two parts yourself"):
+        upgrade(NowhereToCut(), example=torch.randn(5, 4))
+
+
 def test_inference_mode_inside_a_model_is_no_grad() -> None:
     model, reference, x = InInference(), InBlock(), torch.randn(5, 6)
     reference.load_state_dict(model.state_dict())

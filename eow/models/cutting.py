@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from eow.errors import EowError
-from eow.models.keeping import CHANGES
+from eow.models.keeping import CHANGES, new, version
 from eow.models.split import INPUT
 from eow.models.tracing import ROOT, Detached, Traced
 
@@ -62,10 +62,10 @@ class Recorder(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         watched = n.all_input_nodes if n.op == "call_module" and n.meta.get("no_grad") else []
-        given = [self.env[each] for each in watched if each.meta["outside"] and isinstance(self.env[each], Tensor)]
-        versions = [each._version for each in given]
+        given = [self.env[each] for each in watched if self.matters(each) and isinstance(self.env[each], Tensor)]
+        versions = [version(each) for each in given]
         value = super().run_node(n)
-        if [each._version for each in given] != versions:
+        if [version(each) for each in given] != versions:
             raise EowError(f"the layer {n.target} {CHANGES}: let it change a clone, or compute without torch.no_grad()")
         if n.op == "call_module" and isinstance(self.fetch_attr(str(n.target)), Detached):
             refuse_opaque(value)
@@ -74,6 +74,23 @@ class Recorder(fx.Interpreter):
         elif isinstance(value, int):
             self.seen.numbers[n] = value
         return value
+
+    def matters(self, node: fx.Node) -> bool:
+        """Whether a gradient would change if this tensor changed behind autograd's back: it has one, and the tensor, or
+        what shares its memory, is read again."""
+        if not node.meta["outside"] or (len(node.users) == 1 and new(node, self.module)):
+            return False
+        found, todo = {node}, [node]
+        while todo:
+            each = todo.pop()
+            if each.op == "get_attr" or (each.op == "call_module" and self.trainable(each)):
+                return True
+            todo += [other for other in each.all_input_nodes if other not in found]
+            found.update(todo)
+        return False
+
+    def trainable(self, node: fx.Node) -> bool:
+        return next(self.fetch_attr(str(node.target)).parameters(), None) is not None
 
 
 def refuse_opaque(value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
@@ -23,16 +23,16 @@ IN_PLACE = {operator.setitem, *(getattr(operator, f"i{name}") for name in AUGMEN
 
 # What returns a tensor of its own, or none, whatever its arguments but `inplace`: as functions and as methods.
 NAMES = """
-    abs add addcdiv addcmul addmm and_ baddbmm bmm ceil clamp clamp_max clamp_min clip cos cosh div divide dot erf
-    exp exp2 expm1 floor floor_divide floordiv fmod frac invert lerp log log10 log1p log2 logaddexp lshift matmul
-    maximum minimum mm mod mul multiply mv nan_to_num neg negative or_ outer pow reciprocal remainder round rshift
-    rsqrt sign sin sinh sqrt square sub subtract tan true_divide truediv trunc xor
+    abs add addcdiv addcmul addmm and_ atan2 baddbmm bmm bucketize ceil clamp clamp_max clamp_min clip cos cosh div
+    divide dot erf exp exp2 expm1 floor floor_divide floordiv fmod frac invert lerp log log10 log1p log2 logaddexp
+    lshift matmul maximum minimum mm mod mul multiply mv nan_to_num neg negative or_ outer pow reciprocal remainder
+    round rshift rsqrt sign sin sinh sqrt square sub subtract tan true_divide truediv trunc xor
     eq ge gt isclose isfinite isinf isnan le logical_and logical_not logical_or logical_xor lt ne
     _threshold celu elu gelu glu gumbel_softmax hardshrink hardsigmoid hardswish hardtanh leaky_relu log_softmax
     logsigmoid mish prelu relu relu6 rrelu selu sigmoid silu softmax softmin softplus softshrink softsign tanh
     tanhshrink threshold
-    all amax amin any argmax argmin argsort count_nonzero cumprod cumsum logsumexp max mean median min norm prod
-    sort std std_mean sum topk var var_mean vector_norm
+    all amax amin any argmax argmin argsort count_nonzero cumprod cumsum diff logsumexp max mean median min norm prod
+    quantile searchsorted sort std stft std_mean sum topk var var_mean vector_norm
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
     adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d lp_pool1d lp_pool2d max_pool1d max_pool2d max_pool3d
     batch_norm group_norm instance_norm layer_norm local_response_norm normalize rms_norm
@@ -165,6 +165,44 @@ def generators() -> tuple[Any, ...]:
     """Where the generators stand that a forward may draw from: torch's, numpy's and Python's."""
     _, key, *rest = np.random.get_state()
     return torch.get_rng_state().numpy().tobytes(), np.asarray(key).tobytes(), *rest, random.getstate()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """A forward is read with gradients, whatever is switched off outside it."""
+    with torch.enable_grad(), plain_checkpoints(), no_autocast():
+        yield
+
+
+def state_of(model: nn.Module) -> list[tuple[int, int]]:
+    """Which parameters and buffers a model has, and how often each has been changed in place."""
+    return [(id(each), version(each)) for each in (*model.parameters(), *model.buffers())]
+
+
+def version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def kept(model: nn.Module) -> Iterator[None]:
+    """Parameters and buffers afterwards as they were before: a forward that is read is run, but for its layers."""
+    stores: list[dict[str, Any]] = [
+        store for module in model.modules() for store in (module._parameters, module._buffers)
+    ]
+    found = [
+        (store, name, each, version(each), each.detach().clone())
+        for store in stores
+        for name, each in store.items()
+        if each is not None
+    ]
+    try:
+        yield
+    finally:
+        for store, name, each, before, value in found:
+            store[name] = each
+            if version(each) != before:
+                with torch.no_grad():
+                    each.copy_(value)
 
 
 @contextmanager

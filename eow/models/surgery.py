@@ -132,6 +132,11 @@ def given(model: Any) -> nn.Module:
     model = unwrapped(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise EowError("the model is one of torch.jit, whose layers cannot be taken apart: pass the one it was made of")
+    for path, each in model.named_modules() if isinstance(model, nn.Module) else ():
+        if isinstance(each, torch.jit.ScriptModule):
+            raise EowError(
+                f"the layer {path} is one of torch.jit, which cannot be copied whole: put in what it was made of"
+            )
     if isinstance(model, UpgradedModel) or (isinstance(model, nn.Module) and has_widened(model)):
         raise EowError("the model has an unknown logit already: train it with eow.fit")
     if isinstance(model, tuple | list):
@@ -198,6 +203,8 @@ def no_cut(wanted: str, cuts: dict[str, fx.Node], is_module: bool) -> str:
     names = one_name_each(cuts)
     if len(names) > 40:
         names = [name for name in names if name.count(".") < 2]
+    if not names:
+        return f"the model has no place where one tensor carries everything and a gradient arrives: make one, {PAIR}"
     why = f"{wanted!r} is no place where one tensor carries everything" if is_module else f"there is no cut {wanted!r}"
     return f"{why}: choose one of {', '.join(names)}"
 

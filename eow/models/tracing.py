@@ -21,11 +21,12 @@ from eow.models.keeping import (
     Value,
     forked,
     generators,
-    no_autocast,
+    kept,
     outside,
-    plain_checkpoints,
     refuse_functions,
     refuse_in_place,
+    state_of,
+    undisturbed,
 )
 from eow.models.split import in_mode
 
@@ -90,11 +91,13 @@ class ModuleTracer(fx.Tracer):
         leaf = self.is_leaf_module(m, path)
         if not leaf:
             self.within.append(path)
-        before = generators()
+        before, state = generators(), state_of(self.root)
         try:
             returned = super().call_module(m, forward, args, kwargs)
             if generators() != before:
                 raise Lost("draws random numbers in Python, and a graph keeps them as they fell this once")
+            if state_of(self.root) != state:
+                raise Lost("changes a parameter or a buffer, and a graph does not keep that")
         except Exception:
             if self.culprit is None and not leaf:
                 self.culprit = path
@@ -129,7 +132,7 @@ def trace(model: nn.Module) -> Traced:
         for training in (False, True):
             tracer, root = ModuleTracer(closed), Whole(model)
             try:
-                with in_mode(model, training), torch.enable_grad(), forked(), plain_checkpoints(), no_autocast():
+                with in_mode(model, training), kept(model), forked(), undisturbed():
                     readings.append((tracer, tracer.trace(root), root))
             except Exception as error:
                 culprit = tracer.culprit
