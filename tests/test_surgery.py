@@ -742,6 +742,26 @@ def test_what_is_changed_without_harm_is_not_refused() -> None:
     torch.testing.assert_close(upgrade(model, example=x).eval()(x.clone())[:, :3], model.eval()(x.clone()))
 
 
+class Stopped(nn.Module):
+    def __init__(self, stop: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.last, self.stop = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3), stop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.stop(self.first(x))).relu())
+
+
+@pytest.mark.parametrize("stop", [lambda h: h.data, torch.detach, lambda h: (h > 0).float()])
+def test_a_cut_that_no_gradient_reaches_is_refused(stop: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(5, 4)
+    upgrade(Stopped(stop), example=x)
+    for cut in ("input", "first"):
+        with pytest.raises(
+            EowError, match=rf"(no gradient arrives at|there is no) (the )?cut '{cut}'.*: choose one of"
+        ):
+            upgrade(Stopped(stop), cut=cut, example=x)
+
+
 class NowhereToCut(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -124,6 +124,7 @@ def upgrade(
                            not x.is_floating_point())  # fmt: skip
     restore_modes(result, whole)
     compare(old, result, x)
+    refuse_without_gradient(result, x)
     return result
 
 
@@ -230,6 +231,21 @@ def compare(old: Tensor, model: UpgradedModel, x: Tensor) -> None:
             "cut in two, the model says something else than before: its forward must depend on nothing but its input, "
             f"and its last linear layer must make the logits; {PAIR}"
         )
+
+
+def refuse_without_gradient(model: UpgradedModel, x: Tensor) -> None:
+    """Chains follow the gradient of the logits at the cut: there must be one."""
+    with frozen_statistics(model), torch.enable_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
+        z = model.encoder(x.clone()).detach().requires_grad_()
+        try:
+            (arrived,) = torch.autograd.grad(model.tail(z.clone()).sum(), z, allow_unused=True)
+            why = "the model goes on without gradients from there"
+        except RuntimeError as error:
+            arrived, why = None, str(error).splitlines()[0]
+    if arrived is None:
+        others = [name for name in model.cuts if name != model.cut]
+        choose = f"choose one of {', '.join(others)}" if others else "compute with gradients behind it"
+        raise EowError(f"no gradient arrives at the cut {model.cut!r} ({why}): {choose}")
 
 
 def restore_modes(result: UpgradedModel, whole: nn.Module) -> None:
