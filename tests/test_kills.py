@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +23,7 @@ from eow.bench import bench
 from eow.cli.training import told_how_to_go_on
 from eow.config import RunConfig, resolve
 from eow.errors import EowError
+from eow.methods import METHODS
 from eow.report import plots
 from eow.robustness import predict_corrupted
 from eow.training import Training
@@ -319,3 +321,14 @@ def test_what_a_kill_left_of_corruptions_is_swept_by_the_next(tmp_path: Path) ->
     assert sorted(path.name for path in (folder / "corrupted").iterdir()) == [
         "brightness.safetensors", "contrast.safetensors",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_be_soaked(method: str) -> None:
+    """benchmarks/stress.py trains each for half an hour; what its settings lack would be said at once."""
+    spec = spec_from_file_location("stress", ROOT / "benchmarks" / "stress.py")
+    assert spec is not None
+    assert spec.loader is not None
+    stress = module_from_spec(spec)
+    spec.loader.exec_module(stress)
+    assert stress.soaked(method, 3).method.name == method
