@@ -7,11 +7,10 @@ import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import script
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -109,16 +108,7 @@ def test_every_method_and_every_command_is_in_the_readme() -> None:
     assert [name for name in get_command(app).commands if f"`eow {name}" not in text] == []  # type: ignore[attr-defined]
 
 
-def script(path: Path) -> ModuleType:
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-README = script(ROOT / "benchmarks" / "readme.py")
+README = script("benchmarks/readme.py")
 
 
 def test_the_readme_tables_are_the_records() -> None:
@@ -127,7 +117,7 @@ def test_the_readme_tables_are_the_records() -> None:
 
 
 def test_the_drawings_are_those_of_their_numbers_and_these_of_the_record() -> None:
-    draw = script(IMAGES / "draw.py")
+    draw = script("docs/img/draw.py")
     told = json.loads(draw.NUMBERS.read_text(encoding="utf-8"))
     for name, content in draw.drawn(told).items():
         assert (IMAGES / name).read_text(encoding="utf-8") == content, "run `python docs/img/draw.py`"

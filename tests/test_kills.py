@@ -11,12 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import pytest
+from scripts import script
 
 from eow import runs, stopping, storage
 from eow.bench import bench
@@ -326,9 +326,4 @@ def test_what_a_kill_left_of_corruptions_is_swept_by_the_next(tmp_path: Path) ->
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_soaked(method: str) -> None:
     """benchmarks/stress.py trains each for half an hour; what its settings lack would be said at once."""
-    spec = spec_from_file_location("stress", ROOT / "benchmarks" / "stress.py")
-    assert spec is not None
-    assert spec.loader is not None
-    stress = module_from_spec(spec)
-    spec.loader.exec_module(stress)
-    assert stress.soaked(method, 3).method.name == method
+    assert script("benchmarks/stress.py").soaked(method, 3).method.name == method

@@ -1,15 +1,14 @@
 """Branches of a shared trunk are the runs they would have been by themselves: eow/branching.py, benchmarks/branches.py
 that fills a grid with them, and the search, benchmarks/recipe.py."""
 
-import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scripts import script
 
 from eow.bench import bench
 from eow.bench.grid import read_grid
@@ -21,17 +20,7 @@ from eow.metrics import ece, nll
 from eow.runs import begin
 from eow.training import Diverged, Training
 
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-recipe, branches = script("recipe"), script("branches")
+recipe, branches = script("benchmarks/recipe.py"), script("benchmarks/branches.py")
 DATA = {"name": "digits", "holdout": 0.3}
 HIDDEN = {"hidden": [16, 16]}
 

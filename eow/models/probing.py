@@ -1,6 +1,7 @@
 """A batch that somebody else's model can take, and what the model says of it, without a trace left in the model."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,16 @@ def rows_out(model: nn.Module, x: Tensor) -> Tensor:
 
 def evaluated(module: nn.Module, x: Tensor) -> Any:
     """The module's output in evaluation mode, the same random numbers each time; nothing of it changes."""
-    with frozen_statistics(module), torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
+    with at_rest(module, x), torch.no_grad():
         torch.manual_seed(0)
         return module(x.clone())
+
+
+@contextmanager
+def at_rest(module: nn.Module, x: Tensor) -> Iterator[None]:
+    """The module in evaluation mode, and the generators that may be drawn from for `x` afterwards where they were."""
+    with frozen_statistics(module), torch.random.fork_rng([x.device] if x.is_cuda else []):
+        yield
 
 
 def described(value: Any) -> str:

@@ -18,8 +18,8 @@ from torch import Tensor, fx, nn
 from eow.errors import EowError
 from eow.models.cutting import PENULTIMATE, Part, Recorder, Seen, one_name_each, possible_cuts, refuse_names, split
 from eow.models.layers import FARTHEST
-from eow.models.probing import SMALL, described, evaluated, probe
-from eow.models.split import SplitModel, frozen_statistics, unwrapped
+from eow.models.probing import SMALL, at_rest, described, evaluated, probe
+from eow.models.split import SplitModel, unwrapped
 from eow.models.tracing import PAIR, trace
 from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, widened
 
@@ -212,7 +212,7 @@ def no_cut(wanted: str, cuts: dict[str, fx.Node], is_module: bool) -> str:
 
 def look(module: fx.GraphModule, x: Tensor) -> Seen:
     recorder = Recorder(module, len(x))
-    with frozen_statistics(module), torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
+    with at_rest(module, x), torch.no_grad():
         recorder.run(x.clone())
     return recorder.seen
 
@@ -235,7 +235,7 @@ def compare(old: Tensor, model: UpgradedModel, x: Tensor) -> None:
 
 def refuse_without_gradient(model: UpgradedModel, x: Tensor) -> None:
     """Chains follow the gradient of the logits at the cut: there must be one."""
-    with frozen_statistics(model), torch.enable_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
+    with at_rest(model, x), torch.enable_grad():
         z = model.encoder(x.clone()).detach().requires_grad_()
         try:
             (arrived,) = torch.autograd.grad(model.tail(z.clone()).sum(), z, allow_unused=True)

@@ -88,9 +88,17 @@ class ModuleTracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         path = self.path_of_module(m)
-        leaf = self.is_leaf_module(m, path)
-        if not leaf:
-            self.within.append(path)
+        if self.is_leaf_module(m, path):
+            returned = super().call_module(m, forward, args, kwargs)  # a node: nothing of it is run
+        else:
+            returned = self.read(path, m, forward, args, kwargs)
+        if isinstance(returned, fx.Proxy):
+            self.returned.setdefault(path, []).append(returned.node)
+        return returned
+
+    def read(self, path: str, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """What a module returns whose forward becomes part of the graph."""
+        self.within.append(path)
         before, state = generators(), state_of(self.root)
         try:
             returned = super().call_module(m, forward, args, kwargs)
@@ -99,13 +107,10 @@ class ModuleTracer(fx.Tracer):
             if state_of(self.root) != state:
                 raise Lost("changes a parameter or a buffer, and a graph does not keep that")
         except Exception:
-            if self.culprit is None and not leaf:
+            if self.culprit is None:
                 self.culprit = path
             raise
-        if not leaf:
-            self.within.pop()
-        if isinstance(returned, fx.Proxy):
-            self.returned.setdefault(path, []).append(returned.node)
+        self.within.pop()
         return returned
 
     def proxy(self, node: fx.Node) -> Value:
