@@ -27,7 +27,7 @@ SHARING = {  # tables of the paper whose quick size is the runs of a grid of our
     "table1-cifar100": ("cifar100", "quick"),
     "table1-cifar10": ("cifar10", "quick"),
     "table2-ood": ("cifar100", "quick"),
-    "figure3-corruption": ("cifar100", "full"),
+    "figure3-corruption": ("cifar100", "quick"),
 }
 BRANCHES = ("table3-lambda", "table4-position")  # all images too: a branch is cheap
 TEXT = """
