@@ -19,21 +19,19 @@ Ours, `modern`. Digits with 8 and 9 unseen, three seeds (records/2026-11-16_demo
     mixed_negatives   98.5       1.1    .048   95.8    .006 / .132
     vos               98.5       1.0    .044   95.5    .004 / .058
 
-CIFAR-100, ResNet-50, branches of one trunk (NLL of K, AUROC by unknown). 30 epochs, five seeds, and below 15 epochs,
-four seeds, * two (records/2026-11-16_settled; vanilla on the same images 75.8, 8.3, .932 and 71.4, 5.5, 1.008):
+CIFAR-100, ResNet-50, branches of one trunk (NLL of K, AUROC by unknown). 30 epochs, five seeds
+(records/2026-11-16_settled; vanilla on the same images 75.8, 8.3, .932), and below 15 epochs, three seeds
+(records/2026-11-16_tables; 71.2, 5.4, 1.017):
 
                         accuracy   ECE    NLL     noise   permuted
     eow                 76.1       1.7    .848    98      100
     mixed_negatives     75.6       1.1    .856    48      65
 
-    eow                 71.5       1.2    .979    99      100
-    mixed_negatives     71.3       1.2    .986    29      39
-    feature_negatives * 71.4       1.5    .986    53      57
-
-15 epochs with λ .02 from epoch 10, three seeds (records/2026-11-15_branches; eow 71.5, 1.5, .985):
-
-    noise_negatives     71.1       1.2    .993    96      97
-    vos                 71.3       1.7    .989    92      94
+    eow                 71.2       1.2    .988    99      100
+    feature_negatives   71.2       1.3    .993    43      53
+    noise_negatives     71.2       1.4    .992    49      50
+    mixed_negatives     71.2       1.2    .994    33      36
+    vos                 71.2       1.2    .992    47      59
 """
 
 from dataclasses import dataclass

@@ -23,6 +23,7 @@ SLOPE = 10.0  # at twice the distance of the fence the odds of "unknown" are e^1
 INSIDE = 0.99  # the share of the second half that lies inside
 NARROWEST = 0.01  # no direction counts as narrower than this share of the typical deviation
 HIGHEST = 1e4  # the most that a logit is raised
+FEWEST = 4  # samples: two to fit, two to set τ
 
 
 class Fence(nn.Module):
@@ -48,11 +49,10 @@ class Fence(nn.Module):
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
         z = features.detach().double()[order.to(features.device)]
         one, other = z[::2], z[1::2]
-        if len(other) < 2:
-            raise EowError(f"a fence needs at least 4 training samples, not {len(z)}: set method.fence=0")
+        if len(z) < FEWEST:
+            raise EowError(f"a fence needs at least {FEWEST} training samples, not {len(z)}: set method.fence=0")
         middle, rank = one.mean(0), self.axes.shape[1]
-        values, vectors = torch.linalg.eigh((one - middle).T @ (one - middle) / len(one))
-        values, vectors = values.flip(0), vectors.flip(1)
+        values, vectors = principal_axes(one - middle)
         # Where the features do not move at all, any step would be infinitely far, and rounding is a step.
         rest = values[rank:].mean().clamp_min(NARROWEST**2 * values.mean()).clamp_min(1e-30)
         self.middle.copy_(middle)
@@ -72,3 +72,15 @@ class Fence(nn.Module):
 
     def rise(self, z: Tensor) -> Tensor:
         return (SLOPE * (self.distance(z) / self.radius - 1)).clamp_min(0).clamp_max(HIGHEST)
+
+
+def principal_axes(moves: Tensor) -> tuple[Tensor, Tensor]:
+    """Variances in falling order and their axes (columns) of (N, D) centred samples. Fewer samples than dimensions have N
+    axes at most: the others' variances are 0, and so are their columns, which leaves them to the rest."""
+    count, width = moves.shape
+    if count >= width:
+        values, vectors = torch.linalg.eigh(moves.T @ moves / count)
+        return values.flip(0), vectors.flip(1)
+    _, lengths, axes = torch.linalg.svd(moves, full_matrices=False)
+    values = nn.functional.pad(lengths.square() / count, (0, width - count))
+    return values, nn.functional.pad(axes.T, (0, width - count))
