@@ -30,8 +30,8 @@ differences). Mean ± standard deviation over seeds, with 894 of 50,000 images h
 a calibrated model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by vanilla's confidence
 {{near}} after 30 epochs), noise and permuted pixels by unknown, without one by confidence. 30 epochs, 5 seeds:
 """
-ABOUT_BASELINES = f"""15 epochs, {{seeds}} seeds ([record]({SHORT}/record.md)); with ° seeds 0, 1, 2; with * three seeds and
-all images, on which vanilla has {{accuracy}} %, ECE {{ece}} and NLL {{nll}}
+ABOUT_BASELINES = f"""15 epochs, {{seeds}} seeds ([record]({SHORT}/record.md)); with ° seeds 0, 1, 2; with * three seeds
+and all images, on which vanilla has {{accuracy}} %, ECE {{ece}} and NLL {{nll}}
 ([record]({BASELINES}/record.md); ova_dm and dble have not learnt in 15 epochs, jem diverged, none was searched for
 CIFAR-100):
 """
