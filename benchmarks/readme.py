@@ -32,8 +32,8 @@ a calibrated model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by 
 """
 ABOUT_BASELINES = f"""15 epochs, {{seeds}} seeds ([record]({SHORT}/record.md)); with ° seeds 0, 1, 2; with * three seeds
 and all images, on which vanilla has {{accuracy}} %, ECE {{ece}} and NLL {{nll}}
-([record]({BASELINES}/record.md); ova_dm and dble have not learnt in 15 epochs, jem diverged, none was searched for
-CIFAR-100):
+([record]({WHOLE}/record.md); the methods but dble: [record]({BASELINES}/record.md)). ova_dm, of which five other
+settings were tried, and dble have not learnt in 15 epochs, jem diverged:
 """
 ABOUT_TABULAR = f"""`EOWClassifier` beside scikit-learn's classifiers with their defaults, five splits
 (`python benchmarks/tabular.py`, [record]({TABULAR}/record.md) with its caveats). AUROC % of unknown, for the others of

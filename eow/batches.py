@@ -102,16 +102,15 @@ def some(loader: Any, count: int) -> Iterator[Any]:
 
 def take(stream: Iterator[Tensor], count: int, like: Tensor) -> Tensor:
     """`count` rows of a stream. What is left of its last batch is not used: outliers are plenty, and are drawn anew."""
-    rows = [next(stream)]
+    rows: list[Tensor] = []
     while sum(map(len, rows)) < count:
         rows.append(next(stream))
-    outliers = torch.cat(rows)[:count]
-    if outliers.shape[1:] != like.shape[1:]:
-        raise EowError(
-            f"an unknown has the shape {tuple(outliers.shape[1:])}, an input {tuple(like.shape[1:])}: prepare both "
-            "in the same way"
-        )
-    return outliers
+        if rows[-1].shape[1:] != like.shape[1:]:
+            raise EowError(
+                f"an unknown has the shape {tuple(rows[-1].shape[1:])}, an input {tuple(like.shape[1:])}: prepare both "
+                "in the same way"
+            )
+    return torch.cat(rows)[:count]
 
 
 def length(loader: Any, what: str, of_what: str) -> int:

@@ -44,6 +44,8 @@ def compare(
     AUROC is compared, unless `unknowns` is False, on every set of unknowns that all runs have predicted, 10 samples or
     more: by confidence, by entropy, and by unknown where both sides have one.
     """
+    if not first or not second:
+        raise EowError("there is nothing to compare: give at least one run on either side")
     sides = [
         sorted((read_run(folder, unknown_rate, unknowns) for folder in side), key=lambda run: seed_of(run[0]))
         for side in (first, second)

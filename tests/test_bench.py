@@ -127,6 +127,9 @@ def test_a_run_that_only_has_the_name_is_not_taken_for_the_cell(grid: Grid, tmp_
     storage.write_json(folder / "config.json", other)
     assert schedule.is_finished(folder, cell.hash, False)
     assert not schedule.is_finished(folder, cell.hash, True)  # no corruptions.json yet
+    for text, whole in (('{"half', False), ('{"severity": {}}', True)):
+        (folder / "corruptions.json").write_text(text)
+        assert schedule.is_finished(folder, cell.hash, True) == whole
     other["train"]["lr"] *= 2
     storage.write_json(folder / "config.json", other)
     assert not schedule.is_finished(folder, cell.hash, False)

@@ -190,6 +190,11 @@ def test_a_hash_follows_the_files_that_a_reader_sees_and_their_names(tmp_path: P
     (tmp_path / "elsewhere" / "1.png").write_text("another")
     hashes.append(files_hash(f"folder:{folder}"))
     assert len({*hashes}) == 4
+    one, two = tmp_path / "one", tmp_path / "two"
+    for place, text in ((one / "a", "1b\n2"), (two / "a", "1"), (two / "b", "2")):  # the same when joined
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(text)
+    assert files_hash(f"folder:{one}") != files_hash(f"folder:{two}")
 
 
 def test_a_hash_follows_what_permuted_outliers_are_made_of(tmp_path: Path) -> None:

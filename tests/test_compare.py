@@ -89,7 +89,7 @@ def test_a_real_difference_has_a_small_p_and_none_a_large_one(tmp_path: Path) ->
 
 
 def test_one_seed_is_the_paired_normal_test(tmp_path: Path) -> None:
-    """Half a per cent of skill between two runs that share most of their errors."""
+    """A twentieth of the skill between two runs that share more than half of their errors."""
     one, other = runs(tmp_path, "one", [2.0], 0), runs(tmp_path, "other", [1.9], 1)
     pairs = (said(0, 2.0)["label"] == LABELS).astype(float) - (said(1, 1.9)["label"] == LABELS)
     error = pairs.std() / np.sqrt(COUNT)
@@ -197,6 +197,9 @@ def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
         compare([first[0], mixed], second)
     with pytest.raises(EowError, match="no predictions"):
         compare([tmp_path / "nowhere"], second)
+    for sides in (([], []), (first, []), ([], second)):
+        with pytest.raises(EowError, match="nothing to compare: give at least one run on either side"):
+            compare(*sides)
     for header in ({"seed": None}, {"seed": "0"}, {"data_hash": None}):
         old = write_run(tmp_path / "old", {"test": spoken(0, COUNT)}, **header)
         with pytest.raises(EowError, match="do not say of which seed and data"):

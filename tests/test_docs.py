@@ -1,4 +1,5 @@
-"""Every code block of the README and the docs is run as it stands; the drawings are those of their numbers."""
+"""Every code block of the README and the docs is run as it stands (of `make`, `python` and `eow bench` lines it is
+checked that what they name exists); the drawings are those of their numbers."""
 
 import itertools
 import json

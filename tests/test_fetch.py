@@ -318,6 +318,10 @@ def test_sets_without_a_download(tmp_path: Path) -> None:
     with pytest.raises(EowError, match="digits is built in: nothing to fetch"):
         fetch("digits", tmp_path)
     assert verify("digits", tmp_path) == []
+    for name in ("permuted:mnist", f"folder:{tmp_path}", "noise:1x8x8"):
+        for look in (fetch, verify):
+            with pytest.raises(EowError, match="has no official files: only the sets that `eow data list` names"):
+                look(name, tmp_path)
 
 
 def test_describe(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_outliers_come_as_loaders_arrays_and_pairs() -> None:
         (np.zeros((9, 4), np.int64), "floating-point"),
         ([], "loader of unknowns has no length or no batches"),
         ([{"pixels": torch.zeros(2, 4)}], "loader of unknowns yields a dict"),
+        ([torch.zeros(4, 4), torch.zeros(4, 5)], r"an unknown has the shape \(5,\), an input \(4,\)"),
     ],
 )
 def test_outliers_are_checked(unknown: object, sentence: str) -> None:

@@ -29,6 +29,7 @@ from eow.evaluate import evaluate
 from eow.methods.eow import EOW, EOWOptions
 from eow.predictions import file_name
 from eow.report import page, report
+from eow.report.curves import thresholds
 from eow.report.gather import gather
 from eow.report.parts import Cell, Panel, Table, around, rows_of, ticks
 from eow.report.progress import chains
@@ -177,6 +178,22 @@ def test_the_curves_are_those_of_the_predictions(trained: list[Path]) -> None:
     logs = [storage.Log(folder / "log.jsonl").read() for folder in trained[:2]]
     assert losses.x == list(range(1, 13))
     np.testing.assert_allclose(losses.y, np.mean([[line["ce"] for line in log] for log in logs], axis=0))
+
+
+def test_bands_of_seeds_that_are_far_apart_stay_inside_their_panels(trained: list[Path]) -> None:
+    [bunch] = gather(trained)
+    good = bunch.groups[0].runs[0]
+    rows = np.arange(len(good.known.label))
+    bad = replace(good, known=replace(good.known, label=np.where(rows % 2, good.known.label, -1)))  # half of it wrong
+    figure = thresholds(replace(bunch, groups=[replace(bunch.groups[0], runs=[good, bad])]))
+    assert figure is not None
+    for panel in figure.panels:
+        assert isinstance(panel, Panel)
+        [series] = panel.series
+        assert series.low is not None
+        assert series.high is not None
+        assert panel.y.low <= min(each for each in series.low if each is not None)
+        assert panel.y.high >= max(each for each in series.high if each is not None)
 
 
 def test_an_unknown_rate_is_applied_to_the_runs_that_can(trained: list[Path]) -> None:

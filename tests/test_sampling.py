@@ -11,7 +11,7 @@ from torch import nn
 from eow.errors import EowError
 from eow.models.layers import OpenLinear
 from eow.sampling import ENERGIES, NEGATIVE_LOSSES, ReplayBuffer, Starts, parse_starts, run_chain, sample
-from eow.sampling.chains import apportion, mixed_pairs
+from eow.sampling.starts import apportion, mixed_pairs
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -204,6 +204,14 @@ def test_buffer_keeps_ends_and_restarts_its_share() -> None:
     fresh = (again != 7).all(1).float().mean().item()
     assert abs(fresh - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 2000)
     assert "slots" not in buffer.state_dict()
+
+
+def test_a_width_is_for_chains_from_noise() -> None:
+    others = {"width": 0.0, "buffer_size": 8, "restart": 0.0}
+    assert Starts("features", (2,), 4, **others).counts == {"features": 4}
+    for text in ("noise", "buffer", "features:3,noise:1"):
+        with pytest.raises(EowError, match=r"noise of width 0\.0 is none"):
+            Starts(text, (2,), 4, **others)
 
 
 def test_mixture_stores_only_the_buffers_chains() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from eow.config import Table
 from eow.data.files import entries, files_below, is_file, is_folder
 from eow.runfolder import ELSEWHERE
+from eow.storage import file_hash
 
 
 def config_hash(table: Table) -> str:
@@ -31,8 +32,7 @@ def files_hash(name: str) -> str:
     path, digest = Path(rest).expanduser(), hashlib.sha256()
     for file in files_of(path) if is_folder(path) else [path]:
         if is_file(file):
-            digest.update(f"{file.relative_to(path)}\n".encode())
-            digest.update(file.read_bytes())
+            digest.update(f"{file.relative_to(path)}\n{file_hash(file)}\n".encode())
     return digest.hexdigest()
 
 

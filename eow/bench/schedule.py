@@ -47,18 +47,18 @@ def start(grid: Grid, runs: Path) -> Progress:
 
 def is_finished(folder: Path, wanted: str, corruptions: bool) -> bool:
     """Whether the folder holds a complete run with exactly these settings, whatever it is called."""
-    files = ["summary.json", *(["corruptions.json"] if corruptions else [])]
-    if not all((folder / name).exists() for name in files):
-        return False
     try:
         storage.read_json(folder / "summary.json", "metrics", "train_seconds")
+        if corruptions:
+            storage.read_json(folder / "corruptions.json", "severity")
         return config_hash(configs.to_table(configs.from_table(storage.read_json(folder / "config.json")))) == wanted
     except EowError:
         return False
 
 
 def run(grid: Grid, progress: Progress, engine: Engine, tell: Callable[[Cell, str], None]) -> None:
-    """Until no cell is waiting or running. `tell` hears of every cell that ends: "", or what went wrong."""
+    """Until no cell is waiting or running. `tell` hears of every cell that ends, "" or what went
+    wrong, and of those that are run again."""
     needed = {cell.needs for cell in grid.cells}
     deaths: dict[str, int] = {}
     futures: dict[Future[Outcome], Cell] = {}

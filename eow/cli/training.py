@@ -1,4 +1,4 @@
-"""Commands that train: one run, the demo, and what there is to train."""
+"""Commands that train: one run and the demo; and what there is to train, and its theory."""
 
 import os
 import signal
@@ -147,7 +147,7 @@ def demo(
     something for both to look at."""
     page = web or build is not None
     if every and page:
-        raise EowError("--all is a table and --web a page: ask for one of them")
+        raise EowError("--all is a table, --web and --build a page: ask for one of them")
     if every and seed is not None:
         raise EowError("--all has --seeds, from 0 on: leave --seed or --all out")
     refuse_alone("--all", every, seeds=seeds is not None)

@@ -62,7 +62,14 @@ def _on_disk(entry: Entry, root: Path) -> str:
 def verify(name: str, root: str | Path | None = None) -> list[tuple[str, str]]:
     """(file below the root, "ok" | "missing" | "differs" | "no official hash") for each file of the set."""
     folder = data_root(root)
-    return [_status(file, folder) for file in entry_of(name).files]
+    return [_status(file, folder) for file in official(name).files]
+
+
+def official(name: str) -> Entry:
+    """The catalog's entry of a set that has official files, or none at all."""
+    if ":" in name:
+        raise EowError(f"{name} has no official files: only the sets that `eow data list` names have them")
+    return entry_of(name)
 
 
 def _status(file: File, root: Path) -> tuple[str, str]:
@@ -79,7 +86,7 @@ def _status(file: File, root: Path) -> tuple[str, str]:
 
 def fetch(name: str, root: str | Path | None = None, progress: bool = True) -> Path:
     """Download what of the set is missing or differs, and return the root. A file that differs is replaced."""
-    entry = entry_of(name)
+    entry = official(name)
     if not entry.files:
         raise EowError(f"{name} is built in: nothing to fetch")
     if not entry.archives:

@@ -31,7 +31,7 @@ CIFAR-100, ResNet-50, branches of one trunk (NLL of K, AUROC by unknown). 30 epo
     feature_negatives   71.2       1.3    .993    43      53
     noise_negatives     71.2       1.4    .992    49      50
     mixed_negatives     71.2       1.2    .994    33      36
-    vos                 71.2       1.2    .992    47      59
+    vos                 71.2       1.2    .992    46      59
 """
 
 from dataclasses import dataclass

@@ -66,7 +66,7 @@ class EOWOptions(NoOptions):
     )
     fence: int = 0  # the rank of the fence around the training features (fence.py); 0: none
     chains: int = 64  # a step, on each device
-    start: str = "features"  # where chains start, see sampling/chains.py
+    start: str = "features"  # where chains start, see sampling/starts.py
     start_width: float = 0.1  # of the noise: U(-width, width)
     buffer_size: int = 10_000
     restart: float = 0.05

@@ -4,7 +4,8 @@
 
 This is what EOW-Softmax comes to when its negatives are distributed like the data: then h[K+1] = λ/(1+λ) everywhere,
 and every confidence is multiplied by c = 1/(1+λ), whatever the input. A gain in calibration that `shrink` has too owes
-nothing to knowing the unknown, and the ranking of samples, hence every AUROC, stays vanilla's.
+nothing to knowing the unknown, and the ranking of samples by confidence, hence its AUROC, stays vanilla's (by entropy
+it moves a little).
 
 c matches the mean confidence to the accuracy: that equation is always defined and needs no bins, where the ECE is a
 step function of c, and where the NLL only falls as c rises to 1 (-log c is added to each sample). At least half a

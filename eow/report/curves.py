@@ -76,7 +76,7 @@ def risk_coverage(bunch: Bunch) -> Figure:
     caption = (
         "Answer only the surest share of the test samples (coverage), by the method's own confidence: how many of "
         f"these answers are wrong (risk). Lower is better; at 100 % it is the error rate. The exact curve at "
-        f"{MOST_POINTS} coverages, 0.5 % apart. {BAND}"
+        f"{MOST_POINTS} coverages, {100 / MOST_POINTS:g} % apart. {BAND}"
     )
     legend = legend_of(bunch.groups)
     return Figure("risk-coverage", "Risk and coverage", caption, [Panel("Known classes", *axes, series)], legend)
@@ -106,13 +106,13 @@ def thresholds(bunch: Bunch) -> Figure | None:
                 points = Series(f"{group.label}, paper", list(THRESHOLDS), printed, group.colour, kind="crosses")
                 accuracy.append(points)
         x, title = Axis("threshold", 0, 1, ticks=SHARE), f"known and {set_name(bunch, name)}"
-        low, high = around([value for each in accuracy for value in each.y])
+        low, high = around([value for each in accuracy for value in (*each.y, *(each.low or ()), *(each.high or ()))])
         rates.append(Panel(f"{title}: accuracy", x, Axis("accuracy, %", max(low, 0), min(high, 100)), accuracy))
         shares.append(Panel(f"{title}: kept", x, Axis("kept, %", 0, 100), kept))
     caption = (
         "The paper's table 2 as curves. The known test set and an unknown set together: of the predictions whose "
         "confidence is above the threshold, the share that is right, every unknown sample counting as wrong; and the "
-        f"share of all predictions that is kept. At {MOST_POINTS} thresholds, 0.005 apart; no line where nothing is "
+        f"share of all predictions that is kept. At {MOST_POINTS} thresholds, {1 / MOST_POINTS:g} apart; no line where nothing is "
         f"kept. {BAND}" + (" Crosses: as printed in the paper." if papers else "")
     )
     legend = [*legend_of(bunch.groups), *([Key("paper", None, kind="crosses")] if papers else [])]

@@ -111,9 +111,9 @@ class Starts(nn.Module):
         super().__init__()
         if count < 1:
             raise EowError(f"{count} chains are none: run at least 1")
-        if not width > 0:
-            raise EowError(f"noise of width {width} is none: chains from noise need a width above 0")
         self.counts = {kind: share for kind, share in apportion(parse_starts(text), count).items() if share}
+        if {"noise", "buffer"} & {*self.counts} and not width > 0:
+            raise EowError(f"noise of width {width} is none: chains from noise need a width above 0")
         if self.counts.get("buffer", 0) > buffer_size:
             raise EowError(
                 f"{self.counts['buffer']} chains cannot start from a buffer of {buffer_size} slots: enlarge it"
