@@ -104,8 +104,8 @@ def unseen_part(run: "Run", data: "RunData") -> "Dataset":
     fresh = without_copies(part, data.train, data.holdout if part is data.certify else None)
     if fresh is None:
         raise EowError(
-            f"every sample kept for the threshold of {run.folder} also stands in its training data: take the copies out, "
-            "and train again with data.certify=0.1"
+            f"every sample kept for the threshold of {run.folder} also stands in its training data: take the copies "
+            "out, and train again with data.certify=0.1"
         )
     return fresh
 

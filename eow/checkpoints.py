@@ -1,5 +1,6 @@
 """Checkpoints of a training: everything that is needed to go on as if nothing had happened, renamed into place."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from eow.training import Training
 
 FILE = "checkpoint.safetensors"  # rank 0's, beside those of other ranks
 FILES = "checkpoint*"
+PARTS = {"data": "training", "test": "test"}  # whose hashes a checkpoint has, by their key in its header
 
 
-def save(training: Training, folder: Path, place: Place, epoch: int, data_hash: str) -> None:
+def save(training: Training, folder: Path, place: Place, epoch: int, hashes: Mapping[str, str]) -> None:
     """A checkpoint. Other ranks write theirs first; rank 0's file makes the epoch count."""
     state = training.state()
-    header = {"epoch": epoch, "rollbacks": training.rollbacks, "world": place.world, "data": data_hash}
+    header = {"epoch": epoch, "rollbacks": training.rollbacks, "world": place.world, **hashes}
     if place.rank:
         storage.write_tensors(rank_file(folder, place.rank, epoch), state, header)
     if place.world > 1:
@@ -39,13 +41,16 @@ def remove(folder: Path) -> None:
         file.unlink()
 
 
-def restore(training: Training, folder: Path, place: Place, data_hash: str) -> int:
+def restore(training: Training, folder: Path, place: Place, hashes: Mapping[str, str]) -> int:
     """The epoch of the last checkpoint, whose state the training now has."""
     state, header = storage.read_tensors(folder / FILE)
     try:
         epoch, rollbacks = counts_in(header, training)
-        if header["data"] != data_hash:
-            raise EowError(f"the training data is not that of the checkpoint in {folder}: bring it back, or start anew")
+        for key, part in PARTS.items():
+            if header[key] != hashes[key]:
+                raise EowError(
+                    f"the {part} data is not that of the checkpoint in {folder}: bring it back, or start anew"
+                )
         if header["world"] != place.world:
             raise EowError(f"the checkpoint in {folder} was made by {header['world']} processes: resume with as many")
         if place.rank:

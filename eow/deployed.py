@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from eow.config import convert, plain
 from eow.data.files import is_file, readable
 from eow.data.inputs import kinds_for, read_inputs
 from eow.errors import EowError
@@ -84,6 +85,17 @@ def read_card(texts: dict[str, str]) -> Card:
     return Card(**{**said, "classes": tuple(said["classes"]), "shape": tuple(said["shape"])})
 
 
+def checked_policy(unknown_rate: Any, threshold: Any) -> tuple[float | None, float | None]:
+    """Both as numbers, where they are given."""
+    rate, lowest = (
+        None if each is None else convert(plain(each), float, name)
+        for name, each in (("unknown_rate", unknown_rate), ("threshold", threshold))
+    )
+    if lowest is not None and not 0 <= lowest <= 1:
+        raise EowError(f"a threshold of {lowest} is no confidence: give a number from 0 to 1")
+    return rate, lowest
+
+
 def is_list_of(kind: type, value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is kind for each in value)
 
@@ -100,8 +112,7 @@ class Deployed:
         """Answers to uint8 images (N, C, H, W), float32 features (N, D) or whatever else the card says, at the file's
         unknown rate and threshold or at these. Where a threshold holds, label is -1 for every confidence below it;
         without one, where unknown is more probable than every class."""
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
+        unknown_rate, threshold = checked_policy(unknown_rate, threshold)
         if unknown_rate == self.card.unknown_rate:
             unknown_rate = None  # as it is
         if unknown_rate is not None and threshold is None and self.card.certificate is not None:

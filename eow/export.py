@@ -33,6 +33,7 @@ from eow.methods.base import label_or_unknown
 from eow.predictions import policy
 from eow.runs import Run
 from eow.runs import load as load_run
+from eow.switches import float32_default
 from eow.traceable import DECOMPOSITIONS, Graph
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
@@ -43,6 +44,7 @@ BATCHES = (1, 7, 64)
 TOLERANCE = 1e-5
 
 
+@float32_default()
 def export(
     run: Run | str | Path,
     path: str | Path,

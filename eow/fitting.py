@@ -27,6 +27,7 @@ from eow.objective import OutlierEOW, begin, floating_type, needs_split
 from eow.predicting import as_sentence, check_rows, takes
 from eow.recipes import FITTED, FROM_SCRATCH
 from eow.seeds import derive, own_randomness
+from eow.switches import needs_gradients
 from eow.training import Training
 
 
@@ -62,8 +63,7 @@ def fit(
     frozen.
     """
     needs_split(model)
-    if not torch.is_grad_enabled():
-        raise EowError("gradients are switched off here, by torch.no_grad or inference_mode: call eow.fit outside it")
+    needs_gradients("eow.fit")
     kind = method_named(method)
     if kind.needs_holdout:
         raise EowError(f"eow.fit does not fit {method}, which is made after training: use `eow train`")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eow.batches import check_finite, dataset_loader, inputs_in, inputs_of
-from eow.config import convert, plain
-from eow.deployed import first_line
+from eow.deployed import checked_policy, first_line
 from eow.errors import EowError
 from eow.methods.base import Method, Prediction, label_or_unknown, open_prediction, shifted_prediction
 from eow.models import SplitModel, frozen_statistics
@@ -58,17 +57,6 @@ def predict(
     if not parts:
         raise EowError("there is nothing to predict: pass at least one input")
     return Answer(*(torch.cat(column).to(device) for column in zip(*parts)))
-
-
-def checked_policy(unknown_rate: Any, threshold: Any) -> tuple[float | None, float | None]:
-    """Both as numbers, where they are given."""
-    rate, lowest = (
-        None if each is None else convert(plain(each), float, name)
-        for name, each in (("unknown_rate", unknown_rate), ("threshold", threshold))
-    )
-    if lowest is not None and not 0 <= lowest <= 1:
-        raise EowError(f"a threshold of {lowest} is no confidence: give a number from 0 to 1")
-    return rate, lowest
 
 
 def check_answers(said: Prediction, before: int = 0) -> None:

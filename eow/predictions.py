@@ -106,9 +106,11 @@ def compute(
     """Run the method over the whole data set, in order."""
     from eow.data.loader import Batches
     from eow.seeds import derive, own_randomness
+    from eow.switches import float32_default
 
     parts: dict[str, list[np.ndarray]] = {}
-    with own_randomness(device, derive("prediction", seed)):  # some networks draw noise at prediction too
+    # Some networks draw noise at prediction too.
+    with float32_default(), own_randomness(device, derive("prediction", seed)):
         for x, y in Batches(dataset, batch, transform, device, resident=False).in_order():
             fields = {**method.predict(x)._asdict(), "labels": y}
             for name, value in fields.items():
@@ -241,13 +243,14 @@ def predict_files(
     from eow.data.inputs import read_inputs
     from eow.methods.base import label_or_unknown
     from eow.seeds import own_randomness
+    from eow.switches import float32_default
 
     threshold, unknown_rate = policy(run, unknown_rate, threshold)
     rows = []
     for file in files:
         inputs = read_inputs(Path(file), run.in_shape)
         said: list[tuple[int, float, float]] = []
-        with own_randomness(torch.device("cpu"), run.config.seed):
+        with float32_default(), own_randomness(torch.device("cpu"), run.config.seed):
             for first in range(0, len(inputs), BATCH):
                 x = run.transform(torch.from_numpy(inputs[first : first + BATCH]))
                 part = run.method.predict(x, unknown_rate)
@@ -266,10 +269,10 @@ def policy(run: "Run", unknown_rate: float | None, threshold: float | None) -> t
     """The threshold to abstain below, if any, and the unknown rate: what was given, else what the run was certified
     with."""
     from eow.certify import stored
+    from eow.deployed import checked_policy
 
+    unknown_rate, threshold = checked_policy(unknown_rate, threshold)
     if threshold is not None:
-        if not 0 <= threshold <= 1:
-            raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
         return threshold, unknown_rate
     promise = stored(run.folder, run.weights_hash)
     if promise is None:

@@ -106,7 +106,8 @@ def released(official: str | Path, name: str, severity: int, test: "Dataset") ->
     images, labels = read_official(official, name, severity)
     if images.shape[1:] != test.shape or not np.array_equal(labels, test.labels):
         raise EowError(
-            f"the images or labels in {official} are not those of {test.name}: give the folder of the CIFAR-C that was made of it"
+            f"the images or labels in {official} are not those of {test.name}: give the folder of the CIFAR-C that was "
+            "made of it"
         )
     return images
 

@@ -2,16 +2,14 @@
 
     config.json  environment.json  log.jsonl  weights.safetensors  predictions/*.safetensors  summary.json
 
-`train` makes one, or goes on with one that was stopped; `load` opens a finished one. While it trains,
+`train` makes one, or goes on with one that was stopped; `load` (opening.py) opens a finished one. While it trains,
 checkpoint.safetensors holds the last good state; summary.json is written last and says that the run is complete.
 """
 
-import math
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from ctypes import c_float
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,54 +22,25 @@ from eow.config import RunConfig
 from eow.console import console, training_bar
 from eow.data import Dataset
 from eow.data.catalog import CATALOG
-from eow.data.loader import Batches, Transform
+from eow.data.loader import Batches
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device, process_group
 from eow.errors import EowError
 from eow.evaluate import CERTIFY, KNOWN, evaluate
 from eow.loggers import check_names
 from eow.loggers import loggers as open_loggers
-from eow.methods import Method, method_named
-from eow.models import SplitModel
-from eow.models import build as build_model
+from eow.methods import Method
+from eow.opening import Run, load, make_method
 from eow.predictions import predict_set
 from eow.runfolder import environment, find_vanilla, open_folder
 from eow.seeds import derive, own_randomness
+from eow.switches import float32_default, needs_gradients
 from eow.training import Diverged, Training
 
 FEW_STEPS = 100  # fewer than these hardly train any network
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run, opened: the method with its weights, and what is needed to feed it."""
-
-    folder: Path
-    config: RunConfig
-    method: Method
-    classes: tuple[str, ...]
-    in_shape: tuple[int, ...]
-    transform: Transform
-    weights_hash: str
-
-
-def make_method(config: RunConfig, classes: int, in_shape: tuple[int, ...]) -> Method:
-    """The method around a freshly initialised model; the same seed gives the same weights."""
-    kind, wanted = method_named(config.method.name), config.model
-    if wanted.unknown != "linear" and not kind.extra_outputs:
-        raise EowError(f"{config.method.name} has no unknown logit: leave model.unknown out, or train with eow")
-    options = {key: value for key, value in asdict(wanted).items() if key != "name"}
-    if wanted.name != "mlp":
-        options["hidden"] = wanted.hidden or None
-
-    def make_model(seed: int) -> SplitModel:
-        with own_randomness(torch.device("cpu"), seed):
-            return build_model(wanted.name, classes + kind.extra_outputs, in_shape, **options)
-
-    with own_randomness(torch.device("cpu"), config.seed):  # for what a method initialises beside the model
-        return kind.create(make_model, config.method, classes, in_shape, config.seed)
-
-
+@float32_default()
 def train(
     config: RunConfig, folder: str | Path, *, resume: bool = False, progress: bool = True, loggers: str = ""
 ) -> dict[str, Any]:
@@ -79,6 +48,7 @@ def train(
     `loggers` names those of loggers.py that are to have the log as well, separated by commas."""
     if not isinstance(config, RunConfig):
         raise EowError(f"a {type(config).__name__} is no run's config: pass eow.resolve({{...}})")
+    needs_gradients("eow.train")
     folder, wanted = Path(folder), [name for name in loggers.split(",") if name]
     check_names(wanted)
     with stopping.listening(), process_group(config.train.device) as place:
@@ -166,8 +136,9 @@ def optimise(
 ) -> None:
     """All epochs, from the last checkpoint on, with log and checkpoints. A stop keeps the last whole epoch."""
     log, last = storage.Log(folder / "log.jsonl"), -1
+    hashes = {"data": data.train.hash, "test": data.test.hash}
     if checkpoints.exists(folder):
-        last = checkpoints.restore(training, folder, place, data.train.hash)
+        last = checkpoints.restore(training, folder, place, hashes)
     if place.rank == 0:
         log.keep(lambda line: line.get("epoch", -1) <= last)
     total = config.train.epochs + (config.train.holdout_epochs if training.holdout is not None else 0)
@@ -188,16 +159,16 @@ def optimise(
                     continue
                 last = line["epoch"]
                 if (last + 1) % config.train.checkpoint_every == 0 or last + 1 == total:
-                    checkpoints.save(training, folder, place, last, data.train.hash)
+                    checkpoints.save(training, folder, place, last, hashes)
                     kept = last
     except stopping.STOPS:
         if stopping.asked() and last > kept:
-            checkpoints.save(training, folder, place, last, data.train.hash)
+            checkpoints.save(training, folder, place, last, hashes)
         raise
     except Diverged as diverged:
         what = "no epoch was completed"
         if last >= 0:  # the loop has gone back to the last good state: keep it
-            checkpoints.save(training, folder, place, last, data.train.hash)
+            checkpoints.save(training, folder, place, last, hashes)
             if place.rank == 0:
                 finish(training.method, data, config, place)
                 write_weights(training.method, data, config, folder)
@@ -292,49 +263,3 @@ def own_test_set(run: Run, root: str = "") -> Dataset:
     if set_hashes(run.folder)[KNOWN] != test.hash:
         raise EowError(f"the test data is not what the run in {run.folder} was tested on: bring it back")
     return test
-
-
-def described_in(card: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], Transform]:
-    """Class names, the shape of an input and what is done to one, from a card that may say anything."""
-    classes, in_shape = tuple(card["classes"]), tuple(card["in_shape"])
-    if not all(type(name) is str for name in classes):
-        raise ValueError("its classes are no names")
-    if len(in_shape) not in (1, 3) or not all(type(size) is int and size > 0 for size in in_shape):
-        raise ValueError(f"inputs of shape {in_shape!r:.40}")
-    transform = Transform(tuple(card["transform"]["mean"]), tuple(card["transform"]["std"]))
-    for values, least in ((transform.mean, -math.inf), (transform.std, 0.0)):
-        # In float32, as they are used: there the smallest numbers are 0 and the largest infinite.
-        if not all(type(value) in (int, float) and least < c_float(value).value < math.inf for value in values):
-            raise ValueError("a mean or deviation of its inputs that is none")
-        if len(values) != in_shape[0]:
-            raise ValueError(f"{len(values)} means or deviations for inputs of shape {in_shape}")
-    return classes, in_shape, transform
-
-
-def load(folder: str | Path, device: str = "cpu") -> Run:
-    """Open a finished run. Everything needed stands in its weights file; no code is run from it."""
-    folder = Path(folder)
-    if folder.is_file():
-        raise EowError(f"{folder} is a file: give a run's folder, or an .onnx file to `eow predict`")
-    if not folder.is_dir():
-        raise EowError(f"there is no run folder {folder}: give the --out of an `eow train`")
-    state, card = storage.read_tensors(folder / "weights.safetensors")
-    try:
-        config = configs.from_table(card["config"])
-        classes, in_shape, transform = described_in(card)
-        with torch.device("meta"):  # no file may ask for a larger network than it brings
-            wanted = make_method(config, len(classes), in_shape)
-        if any(key not in state or state[key].shape != each.shape for key, each in wanted.named_parameters()):
-            raise ValueError("other parameters than its settings want")
-        if any(key in state and state[key].dtype != each.dtype for key, each in wanted.state_dict().items()):
-            raise ValueError("numbers of another type than its settings want")
-        method = make_method(config, len(classes), in_shape)
-        method.load_state_dict(state)
-    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError) as error:
-        raise EowError(
-            f"the weights in {folder} do not fit what they say they are ({str(error).splitlines()[0]}): train it again"
-        ) from None
-    method.to(device).eval()
-    if torch.device(device).type == "cuda":
-        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of training
-    return Run(folder, config, method, classes, in_shape, transform, storage.file_hash(folder / "weights.safetensors"))

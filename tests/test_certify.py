@@ -94,7 +94,7 @@ def test_an_answer_needs_exactly_the_threshold(folder: Path, tmp_path: Path) -> 
     assert labels(float(sure[1])) == [-1, 1, -1, -1, 4]
     assert labels(1.0) == [-1, -1, -1, -1, 4]
     for threshold in (-0.1, 1.1, float("nan")):
-        with pytest.raises(EowError, match="is no confidence"):
+        with pytest.raises(EowError, match=r"is no confidence|give a finite number"):
             labels(threshold)
 
 

@@ -102,7 +102,7 @@ def test_evaluate_refuses_the_test_set_as_unknowns(run: Path, pictures: Path, ca
         (["demo", "--data", "mnist"], "--data goes with --web or --build"),
         (["demo", "--port", "80"], "--port goes with --web"),
         (["demo", "--build", "y", "--port", "80"], "--port goes with --web"),
-        (["demo", "--all", "--web"], "--all is a table and --web a page"),
+        (["demo", "--all", "--web"], "--all is a table, --web and --build a page"),
     ],
 )
 def test_options_that_nothing_would_read_are_refused(
@@ -187,6 +187,34 @@ def test_predict_says_unknown_where_that_is_the_most_probable_answer(run: Path, 
 def test_predict_refuses_other_arrays(run: Path, call, tmp_path: Path, array: np.ndarray, word: str) -> None:
     np.save(tmp_path / "x.npy", array)
     refused(call("predict", run, tmp_path / "x.npy"), "x.npy", word)
+
+
+def test_damaged_weights_predict_nothing(run: Path, call, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    data = bytearray((tmp_path / "run" / "weights.safetensors").read_bytes())
+    data[-1] ^= 0x40
+    (tmp_path / "run" / "weights.safetensors").write_bytes(data)
+    np.save(tmp_path / "x.npy", np.zeros((1, 1, 8, 8), np.uint8))
+    refused(call("predict", tmp_path / "run", tmp_path / "x.npy"), "weights.safetensors", "copy the run again")
+
+
+def test_an_exported_file_may_end_in_capitals(run: Path, call, tmp_path: Path) -> None:
+    assert call("export", run, "-o", tmp_path / "a.onnx")[0] == 0
+    (tmp_path / "a.onnx").rename(tmp_path / "A.ONNX")
+    np.save(tmp_path / "x.npy", np.zeros((1, 1, 8, 8), np.uint8))
+    code, out, _ = call("predict", tmp_path / "A.ONNX", tmp_path / "x.npy", "--json")
+    assert code == 0
+    assert len(json.loads(out)) == 1
+
+
+def test_a_reports_ending_says_what_it_is(run: Path, call, tmp_path: Path) -> None:
+    for name in ("r.pdf", "r.docx"):
+        refused(call("report", run, "-o", tmp_path / name), f"{name} is no name for a report", ".html", "--format")
+        assert not (tmp_path / name).exists()
+    for name, first in (("r", "<!doctype"), ("R.HTML", "<!doctype"), ("r.md", "# ")):
+        assert call("report", run, "-o", tmp_path / name)[0] == 0
+        assert (tmp_path / name).read_text(encoding="utf-8").lower().startswith(first)
+    assert call("report", run, "-o", tmp_path / "r.pdf", "--format", "html")[0] == 0  # as it is asked for
 
 
 def test_predict_refuses_other_files(run: Path, call, tmp_path: Path) -> None:
@@ -552,6 +580,8 @@ def test_data_list_and_verify(call, tmp_path: Path) -> None:
         (["threshold", "x"], ["missing option", "--max-risk", "eow threshold --help"]),
         (["train", "--out", "x", "--epochs", "many"], ["invalid value", "--epochs", "eow train --help"]),
         (["data", "fetch"], ["missing argument", "eow data fetch --help"]),
+        (["train", "--out"], ["--out", "requires an argument", "eow train --help"]),
+        (["data", "fetch", "--root"], ["--root", "requires an argument", "eow data fetch --help"]),
         (["evaluate", "x", "--seed", "-1"], ["invalid value", "--seed", "eow evaluate --help"]),
         (["methods", "a\x1b[31m\nb"], ["unexpected extra argument", "eow methods --help"]),
     ],

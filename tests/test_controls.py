@@ -16,8 +16,8 @@ from eow.errors import EowError
 from eow.methods import METHODS, Method
 from eow.runs import train
 from eow.sampling import Starts, langevin
-from eow.sampling.starts import mixed_pairs
 from eow.sampling.outliers import CANDIDATES, GaussianOutliers
+from eow.sampling.starts import mixed_pairs
 
 CONTROLS = ("feature_negatives", "noise_negatives", "mixed_negatives", "vos")
 

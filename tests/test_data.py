@@ -828,12 +828,82 @@ def test_npz_integer_labels_with_gaps(tmp_path: Path) -> None:
         ({"x": np.zeros((9, 3, 8, 3), np.uint8), "y": np.zeros(9, int)}, "NCHW or NHWC"),
         ({"x": np.zeros((9, 2, 8, 8), np.uint8), "y": np.zeros(9, int)}, "save images as uint8"),
         ({"x": np.array([[None]] * 9), "y": np.zeros(9, int)}, "plain arrays"),
+        ({"x": np.zeros((9, 2)), "y": np.arange(9) % 3, "classes": ["a", "b", "a"]}, "has the name 'a' twice"),
+        ({"x": np.zeros((9, 2)), "y": ["a", "b", "b"] * 3, "classes": ["a", "b", "b"]}, "has the name 'b' twice"),
     ],
 )
 def test_malformed_npz(tmp_path: Path, arrays: dict, message: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(EowError, match=message):
         load(f"npz:{tmp_path}/a.npz")
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_npz_names_of_classes_that_never_occur_are_told_of(tmp_path: Path, split: bool) -> None:
+    x, y = RANDOM.normal(size=(20, 2)), np.arange(20) % 2
+    arrays = {"x_train": x, "y_train": y, "x_test": x[:9], "y_test": y[:9]} if split else {"x": x, "y": y}
+    np.savez(tmp_path / "a.npz", **arrays, classes=["a", "b", "never"])
+    with pytest.warns(RuntimeWarning, match=r"1 of 3 classes have no training sample \(never\)"):
+        load(f"npz:{tmp_path}/a.npz")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(f"npz:{tmp_path}/a.npz", split="test")
+        np.savez(tmp_path / "a.npz", **arrays, classes=["a", "b"])
+        load(f"npz:{tmp_path}/a.npz")
+
+
+def unix_times(kind: type = np.float64) -> tuple[np.ndarray, np.ndarray]:
+    """A column of which float32, whose steps are 128 there, leaves nothing."""
+    y = np.arange(200) % 2
+    seconds = np.round(1.7e9 + 20 * y + 2 * RANDOM.normal(size=200), 3)
+    return np.stack([RANDOM.normal(size=200).round(), seconds], 1).astype(kind), y
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.int64])
+@pytest.mark.parametrize("split", [True, False])
+def test_npz_columns_that_float32_would_lose_are_refused(tmp_path: Path, kind: type, split: bool) -> None:
+    x, y = unix_times(kind)
+
+    def write(x: np.ndarray) -> str:
+        parts = {"x_train": x[:150], "y_train": y[:150], "x_test": x[150:], "y_test": y[150:]}
+        np.savez(tmp_path / "a.npz", **(parts if split else {"x": x, "y": y}))
+        return f"npz:{tmp_path}/a.npz"
+
+    with pytest.raises(
+        EowError, match=r"float32 is too coarse for column 1 \(counted from 0\).*offset.*such as 1\.?[67]"
+    ):
+        load(write(x))
+    data = load(write(x - np.array([0, 1_700_000_000], kind)))
+    means = [data.inputs[data.labels == label, 1].mean() for label in (0, 1)]
+    assert means[1] - means[0] == pytest.approx(20, abs=1)
+
+
+def test_csv_columns_that_float32_would_lose_are_refused(tmp_path: Path) -> None:
+    x, y = unix_times()
+    rows = [f"{a},{label},{seconds}" for (a, seconds), label in zip(x, y)]
+    with pytest.raises(EowError, match=r"float32 is too coarse for column 'when', which it rounds by \d"):
+        load(write_csv(tmp_path, "a,label,when", *rows))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.full(20, 0.1), np.full(20, 1.7e9 + 1e-3), 1 + 2e-16 * np.arange(20), 2000.0 + np.arange(20),
+        1e9 * np.arange(20), 2.0**23 + np.arange(20) % 2, 10.0 ** np.arange(-10, 10),
+    ],
+)  # fmt: skip
+def test_columns_that_float32_keeps_are_read(tmp_path: Path, column: np.ndarray) -> None:
+    """Constants among them, also where float64 has rounded them: they say nothing in any precision."""
+    np.savez(tmp_path / "a.npz", x=column[:, None], y=np.arange(20) % 2)
+    assert len(load(f"npz:{tmp_path}/a.npz")) == 16
+
+
+def test_a_part_is_not_held_against_its_own_spread(tmp_path: Path) -> None:
+    """What lies close together beside training data that is wide may be rounded: nothing learnt is as fine."""
+    x, y = np.linspace(0, 2e9, 40)[:, None], np.arange(40) % 2
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=1.7e9 + y[:, None], y_test=y)
+    for split in ("train", "test"):
+        assert len(load(f"npz:{tmp_path}/a.npz", split=split)) == 40
 
 
 def test_npz_test_label_unknown_to_training(tmp_path: Path) -> None:
@@ -890,6 +960,11 @@ def test_csv(tmp_path: Path) -> None:
     assert last.inputs[last.labels == 1].tolist() == [[1.0]] * 4
 
 
+def test_csv_columns_may_be_numbered_beside_a_label(tmp_path: Path) -> None:
+    """As pandas does."""
+    assert len(load(write_csv(tmp_path, "0,1,label", *["1,2,dog", "2,3,cat"] * 5))) == 8
+
+
 def test_csv_labels_are_not_searched_for_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes as many steps as there are rows, times as many as there are classes."""
 
@@ -906,6 +981,9 @@ def test_csv_labels_are_not_searched_for_one_by_one(tmp_path: Path, monkeypatch:
     ("header", "rows", "message"),
     [
         ("1,2", ["3,4"] * 5, "no header row"),
+        ("5.1,3.5,setosa", ["4.9,3.0,setosa", "7.0,3.2,virginica"] * 5, "no header row, .* numbers and 'setosa'"),
+        ("5.1,3.5,setosa", ["7.0,3.2,virginica"] * 5, "no header row.*; write titles above it, and call the label's"),
+        ("5.1,3.5,y", ["4.9,3.0,y", "7.0,3.2,n"] * 5, "no header row"),
         ("a,label,class", ["1,2,3"] * 5, "several label columns: label, class"),
         ("a,y", ["1,x", "two,x", "3,x"], "data row 2, column 'a': 'two' is not a number"),
         ("a,y", ["1,x", ",x", "3,x"], "data row 2, column 'a': '' is not a number"),

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
-from eow import deployed, runs
+from eow import deployed, predictions, runs
 from eow.config import resolve
 from eow.errors import EowError
 from eow.export import export
@@ -118,8 +118,20 @@ def test_inputs_of_another_kind_are_refused(model: Path, inputs: Any, words: str
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
 def test_a_threshold_is_a_confidence(model: Path, threshold: float) -> None:
-    with pytest.raises(EowError, match="is no confidence"):
+    with pytest.raises(EowError, match=r"is no confidence|give a finite number"):
         deployed.load(model).predict(np.zeros((1, 1, 8, 8), np.uint8), threshold=threshold)
+
+
+@pytest.mark.parametrize("name", ["unknown_rate", "threshold"])
+def test_a_policy_is_numbers(model: Path, run: Path, tmp_path: Path, name: str) -> None:
+    x = np.zeros((1, 1, 8, 8), np.uint8)
+    np.save(tmp_path / "x.npy", x)
+    for wrong in ("a", [0.5], True):
+        with pytest.raises(EowError, match=f"{name} is .*: give a number"):
+            deployed.load(model).predict(x, **{name: wrong})
+        with pytest.raises(EowError, match=f"{name} is .*: give a number"):
+            predictions.predict_files(runs.load(run), [tmp_path / "x.npy"], **{name: wrong})
+    assert len(deployed.load(model).predict(x, **{name: np.float32(0.5)}).label) == 1
 
 
 def test_features_with_nan_are_refused(tmp_path: Path) -> None:

@@ -79,6 +79,17 @@ def test_onnx_says_what_the_run_said(digits: dict[str, Path], images: np.ndarray
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
 
 
+def test_an_export_is_float32_whatever_torch_makes_by_default(
+    digits: dict[str, Path], images: np.ndarray, tmp_path: Path
+) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        export(digits["eow"], tmp_path / "m.onnx")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    agree(deployed.load(tmp_path / "m.onnx").predict(images), stored(digits["eow"]))
+
+
 @pytest.mark.parametrize("method", EXPORTABLE)
 def test_a_torch_program_says_what_the_run_said(
     digits: dict[str, Path], images: np.ndarray, tmp_path: Path, method: str
@@ -316,7 +327,7 @@ def test_a_network_with_noise_at_prediction_is_refused(tmp_path: Path) -> None:
         ({"path": "m"}, "end it in .onnx"),
         ({"format": "tflite"}, "no format 'tflite'"),
         ({"threshold": 1.5}, "threshold of 1.5"),
-        ({"threshold": float("nan")}, "threshold of nan"),
+        ({"threshold": float("nan")}, "threshold is nan"),
         ({"unknown_rate": 1.0}, "unknown rate of 1.0"),
         ({"run": "nowhere"}, "no run folder"),
         ({"method": "vanilla", "unknown_rate": 0.1}, "no unknown logit"),

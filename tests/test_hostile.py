@@ -42,6 +42,7 @@ from eow.predictions import file_name
 from eow.report import report
 
 ROOT = Path(__file__).parent.parent
+HASHES = {"data": "of training", "test": "of the test"}
 NASTY = "</script><script>x()</script>\x1b[31m\n\u202e\"'=1|`{{7*7}}`\\input{x}"
 
 
@@ -343,20 +344,20 @@ def test_a_checkpoint_of_no_countable_epoch(tmp_path: Path) -> None:
     held_out = {"data": {"holdout": 100}, "method": {"name": "vanilla"}}
     wanted = config.resolve({"model": {"hidden": [4]}, "train": train}, held_out)
     _, training = runs.prepare(wanted, place, progress=False)
-    checkpoints.save(training, tmp_path, place, 0, "data")
+    checkpoints.save(training, tmp_path, place, 0, HASHES)
     state, header = storage.read_tensors(tmp_path / "checkpoint.safetensors")
     never = [("epoch", each) for each in (float("inf"), 4, 99, -1, -5, 1.0, True, "1", None, [], 10**30)]
     never += [("rollbacks", each) for each in (float("inf"), 3, -9, 0.5, False, "0")]
     for key, value in never:
         storage.write_tensors(tmp_path / "checkpoint.safetensors", state, {**header, key: value})
         with pytest.raises(EowError, match=f"does not fit this model .its {key} is "):
-            checkpoints.restore(training, tmp_path, place, "data")
+            checkpoints.restore(training, tmp_path, place, HASHES)
         assert training.rollbacks == 0
     for epoch, rollbacks in ((0, 0), (3, 2)):  # the last is the epoch on what was held out
         storage.write_tensors(
             tmp_path / "checkpoint.safetensors", state, {**header, "epoch": epoch, "rollbacks": rollbacks}
         )
-        assert (checkpoints.restore(training, tmp_path, place, "data"), training.rollbacks) == (epoch, rollbacks)
+        assert (checkpoints.restore(training, tmp_path, place, HASHES), training.rollbacks) == (epoch, rollbacks)
 
 
 def test_an_onnx_file_with_a_name_that_is_no_text_is_refused_in_silence(
@@ -464,7 +465,7 @@ def test_nothing_is_replaced_before_the_weights_are_found_to_be_others(
     first = next(name for name in state if state[name].is_floating_point())
     storage.write_tensors(tmp_path / "run" / "weights.safetensors", {**state, first: state[first] + 1}, card)
     files = {path: path.read_bytes() for path in (tmp_path / "run" / "predictions").iterdir()}
-    assert "of other weights" in told(capsys, monkeypatch, "evaluate", tmp_path / "run", "--on", "noise")
+    assert "it was damaged or replaced" in told(capsys, monkeypatch, "evaluate", tmp_path / "run", "--on", "noise")
     assert {path: path.read_bytes() for path in (tmp_path / "run" / "predictions").iterdir()} == files
 
 

@@ -113,6 +113,9 @@ def test_weights_that_are_no_numbers_answer_nothing(finished: Path, tmp_path: Pa
     storage.write_tensors(
         tmp_path / "run" / "weights.safetensors", {**state, name: torch.full_like(state[name], math.nan)}, card
     )
+    summary = storage.read_json(tmp_path / "run" / "summary.json")
+    changed = {"weights": storage.file_hash(tmp_path / "run" / "weights.safetensors")}
+    storage.write_json(tmp_path / "run" / "summary.json", {**summary, **changed})
     np.save(tmp_path / "x.npy", np.zeros((2, 1, 8, 8), np.uint8))
     run = load(tmp_path / "run")
     for threshold in (None, 0.0):

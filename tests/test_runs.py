@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -16,7 +17,9 @@ import eow
 from eow import predictions, runs, storage
 from eow.config import RunConfig, resolve
 from eow.data import load
+from eow.data.loader import on_device
 from eow.errors import EowError
+from eow.export import export
 
 FAST = {
     "train": {"epochs": 4, "checkpoint_every": 1},
@@ -225,6 +228,32 @@ def test_only_a_vanilla_run_on_the_same_data_is_taken_over(tmp_path: Path) -> No
     assert [line["epoch"] for line in logs["other"]] == [0, 1, 2, 3]
 
 
+def test_changed_test_data_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (x, y), name, real = blobs(120), tmp_path / "x.npz", runs.checkpoints.save
+    wish = {"data": {"name": f"npz:{name}", "unknown_classes": [], "outliers": []}}
+
+    def write(change: float) -> None:
+        tested = x[80:].copy()
+        tested[-1] += change
+        np.savez(name, x_train=x[:80], y_train=y[:80], x_test=tested, y_test=y[80:])
+
+    def stop(*arguments) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    write(0.0)
+    monkeypatch.setattr(runs.checkpoints, "save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(config(wish), tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    write(1.0)
+    with pytest.raises(EowError, match=r"the test data is not that of the checkpoint in .*: bring it back"):
+        runs.train(config(wish), tmp_path / "run", resume=True, progress=False)
+    write(0.0)
+    runs.train(config(wish), tmp_path / "run", resume=True, progress=False)
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
 def test_training_and_test_sets_must_be_alike(tmp_path: Path) -> None:
     x, y = blobs(60)
     np.savez(tmp_path / "x.npz", x_train=x, y_train=y, x_test=x[:, :3], y_test=y)
@@ -246,6 +275,79 @@ def test_damaged_files_are_refused(finished: Path, tmp_path: Path, damage: str) 
     (tmp_path / "weights.safetensors").write_bytes(data)
     with pytest.raises(EowError):
         runs.load(tmp_path)
+
+
+def flip(folder: Path, tensor: str) -> None:
+    """A bit of one number's exponent, as a disk or a cable may: 0.1 becomes 1e37, and the file stays well formed."""
+    data = bytearray((folder / "weights.safetensors").read_bytes())
+    first = 8 + int.from_bytes(data[:8], "little")
+    data[first + json.loads(data[8:first])[tensor]["data_offsets"][0] + 3] ^= 0x40
+    (folder / "weights.safetensors").write_bytes(data)
+
+
+def test_weights_that_are_not_those_of_the_summary_answer_nothing(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    real, hashed = storage.file_hash, []
+    monkeypatch.setattr(storage, "file_hash", lambda path: hashed.append(path.name) or real(path))
+    assert runs.load(tmp_path / "run").weights_hash == real(finished / "weights.safetensors")
+    assert hashed == ["weights.safetensors"]  # once: weights may be large
+    flip(tmp_path / "run", "model.tail.head.weight")
+    sentence = (
+        r"run/weights\.safetensors is not the file that .*summary\.json was written for: it was damaged or replaced"
+    )
+    with pytest.raises(EowError, match=sentence):
+        runs.load(tmp_path / "run")
+    with pytest.raises(EowError, match=sentence):
+        export(tmp_path / "run", tmp_path / "run.pt2", format="torch", on="random")
+    assert not (tmp_path / "run.pt2").exists()
+    summary = storage.read_json(tmp_path / "run" / "summary.json")
+    del summary["weights"]
+    storage.write_json(tmp_path / "run" / "summary.json", summary)
+    with pytest.raises(EowError, match=r"summary\.json has no weights: it is damaged"):
+        runs.load(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()  # as after a training that diverged
+    runs.load(tmp_path / "run")
+
+
+def test_damaged_weights_are_not_taken_over(tmp_path: Path) -> None:
+    wish = {"train": {"epochs": 1}, "data": {"holdout": 0.1}}
+    runs.train(config(wish, method="vanilla"), tmp_path / "vanilla", progress=False)
+    flip(tmp_path / "vanilla", "model.tail.head.weight")
+    with pytest.raises(EowError, match=r"vanilla/weights\.safetensors is not the file"):
+        runs.train(config(wish, method="temperature"), tmp_path / "temperature", progress=False)
+    assert not (tmp_path / "temperature" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("method", ["vanilla", "eow", "dble", "ova_dm"])
+def test_a_run_is_float32_whatever_torch_makes_by_default(tmp_path: Path, method: str) -> None:
+    wish = {"train": {"epochs": 1}, "data": {"outliers": []}}
+    np.save(tmp_path / "x.npy", load("digits", split="test").inputs[:20])
+    said = {}
+    for kind in (torch.float32, torch.float64):
+        folder = tmp_path / str(kind)
+        on_device.cache_clear()  # as in a process of its own
+        torch.set_default_dtype(kind)
+        try:
+            runs.train(config(wish, method=method), folder, progress=False)
+            on_device.cache_clear()
+            said[kind] = predictions.predict_files(runs.load(folder), [tmp_path / "x.npy"])
+            runs.load(tmp_path / "torch.float32")  # a good run of another process
+            assert torch.get_default_dtype() == kind
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert {value.dtype for value in runs.load(folder).method.parameters()} == {torch.float32}
+    assert said[torch.float32] == said[torch.float64]
+    first, second = (storage.file_hash(tmp_path / str(kind) / "weights.safetensors") for kind in said)
+    assert first == second
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_without_gradients_is_refused_before_the_folder_is_made(tmp_path: Path, mode) -> None:
+    with mode(), pytest.raises(EowError, match=r"gradients are switched off here, .*: call eow\.train outside it"):
+        eow.train(config(), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_held_out_epochs_come_last(tmp_path: Path) -> None:

@@ -49,7 +49,19 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def told(error: Any) -> str:
     """An unknown option, a missing argument or a bad value in one sentence."""
     said = printable(" ".join(error.format_message().split()).rstrip("."))
-    return f"error: {said[:1].lower()}{said[1:]} (see `{getattr(error.ctx, 'command_path', 'eow')} --help`)"
+    return f"error: {said[:1].lower()}{said[1:]} (see `{getattr(error.ctx, 'command_path', None) or called()} --help`)"
+
+
+def called() -> str:
+    """The command in the words of the command line, for errors that do not know theirs: an option without its value."""
+    words: list[str] = ["eow"]
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        words.append(word)
+    return " ".join(words)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from eow.cli.options import Rate, Root, app
+from eow.errors import EowError
 
 
 @app.command(epilog="Example:  eow bench benchmarks/table1-mnist.toml --size quick --jobs 2")
@@ -53,6 +54,9 @@ def report(
     from eow.report import report as write_report
 
     endings = {f".{suffix}": name for name, suffix in SUFFIX.items()}
-    form = form or endings.get(out.suffix if out else "", "html")
+    ending = out.suffix.lower() if out else ""
+    if out and not form and ending not in ("", *endings) and not out.is_dir():
+        raise EowError(f"{out} is no name for a report: end it in {', '.join(endings)}, or choose a --format")
+    form = form or endings.get(ending, "html")
     for path in write_report(runs, out or Path(f"report.{SUFFIX.get(form, form)}"), form, unknown_rate, root):
         typer.echo(f"written to {path}")

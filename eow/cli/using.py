@@ -28,7 +28,7 @@ def predict(
     or, without a threshold, where "unknown" is the most probable answer."""
     from eow.console import print_table
 
-    if run.suffix == ".onnx" and not run.is_dir():
+    if run.suffix.lower() == ".onnx" and not run.is_dir():
         from eow import deployed
 
         rows = deployed.predict_files(deployed.load(run), files, unknown_rate, threshold)

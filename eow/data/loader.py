@@ -38,7 +38,7 @@ class Transform:
 @lru_cache(maxsize=16)
 def on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
     """Kept, because every copy to a GPU would make the host wait."""
-    return torch.tensor(values, device=device)
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 class Episode(NamedTuple):

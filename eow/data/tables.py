@@ -8,7 +8,10 @@ from __future__ import annotations
 import csv
 import math
 import re
+import warnings
 import zipfile
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,8 @@ from eow.data.files import is_file, most_unpacked, reason
 from eow.errors import EowError
 
 LABEL_COLUMNS = ("label", "class", "target", "y")
+CALL_IT = f"call the label's column {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"
+COARSE = 0.01  # of a column's deviation: what rounding it may change
 
 
 def read_npz(name: str, split: str) -> Dataset:
@@ -41,10 +46,17 @@ def read_npz(name: str, split: str) -> Dataset:
             arrays[usual] = arrays.pop(capital)
     if all(key in arrays for key in ("x_train", "y_train", "x_test", "y_test")):
         labels, classes = _label_numbers(path, arrays[f"y_{split}"], arrays["y_train"], arrays.get("classes"))
-        return Dataset(name, split, _npz_inputs(path, arrays[f"x_{split}"]), labels, classes)
+        part = Dataset(name, split, _npz_inputs(path, arrays[f"x_{split}"]), labels, classes)
+        if split == "train":  # test rows are rounded more only where they lie far away
+            _check_rounding(path, arrays["x_train"])
+            _tell_of_untrained(part)
+        return part
     if "x" in arrays and "y" in arrays:
         labels, classes = _label_numbers(path, arrays["y"], arrays["y"], arrays.get("classes"))
         whole = Dataset(name, split, _npz_inputs(path, arrays["x"]), labels, classes)
+        if split == "train":
+            _check_rounding(path, arrays["x"])
+            _tell_of_untrained(whole)
         return whole.subset(split_80_20(name, labels, split))
     raise EowError(f"{path} holds {found}, not x and y or x_train, y_train, x_test and y_test")
 
@@ -91,6 +103,40 @@ def _npz_inputs(path: Path, x: np.ndarray) -> np.ndarray:
     )
 
 
+def lost_in_float32(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """How far rounding to float32 moves a value of each column at most, in units of `scale`."""
+    return np.abs(rows.astype(np.float32) - rows).max(0) / scale
+
+
+def _check_rounding(path: Path, x: np.ndarray, titles: Sequence[str] = ()) -> None:
+    """Networks take float32, which has seven digits: smaller differences would be gone before they are standardised."""
+    if np.can_cast(x.dtype, np.float32):
+        return
+    scale = x.std(0, dtype=np.float64)
+    constant = scale <= 1e-14 * np.abs(x).max(0)  # but for what float64 has rounded
+    lost = lost_in_float32(x, np.where(constant, np.inf, scale))
+    worst = int(lost.argmax())
+    if lost[worst] > COARSE:
+        column = repr(titles[worst]) if titles else f"{worst} (counted from 0)"
+        raise EowError(
+            f"{path}: float32 is too coarse for column {column}, which it rounds by {lost[worst]:.2g} standard "
+            f"deviations: subtract an offset from it, such as {x[:, worst].min():.10g}, here and in all later inputs"
+        )
+
+
+def _tell_of_untrained(part: Dataset) -> None:
+    """`classes` may name some that never occur."""
+    absent = [part.classes[label] for label in np.setdiff1d(np.arange(len(part.classes)), part.labels)]
+    if absent:
+        named = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
+        warnings.warn(
+            f"{part.name}: {len(absent)} of {len(part.classes)} classes have no training sample ({named}): leave their "
+            "names out or give them samples, unless they are unknown classes",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 def _label_numbers(
     path: Path, y: np.ndarray, y_train: np.ndarray, names: np.ndarray | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -100,9 +146,11 @@ def _label_numbers(
         raise EowError(
             f"{path}: labels are {y.dtype} of shape {y.shape}: save them as integers or strings, one a sample"
         )
-    if names is not None and y.dtype.kind != "U":
-        return y.astype(np.int64), tuple(str(value) for value in names.reshape(-1).tolist())
     values = (np.unique(y_train) if names is None else names.reshape(-1)).tolist()
+    if twice := [name for name, times in Counter(map(str, values)).items() if times > 1]:
+        raise EowError(f"{path}: `classes` has the name {twice[0]!r:.80} twice: give every class one of its own")
+    if names is not None and y.dtype.kind != "U":
+        return y.astype(np.int64), tuple(str(value) for value in values)
     number = {value: label for label, value in enumerate(values)}
     for index, value in enumerate(y.tolist()):
         if value not in number:
@@ -123,12 +171,17 @@ def read_csv(name: str, split: str) -> Dataset:
         hint = f"; are its columns separated by {other!r} instead of commas?" if other else ""
         raise EowError(f"{path} needs a header row, at least one feature column and one label column, and data{hint}")
     header = [title.strip() for title in rows[0]]
-    if all(_is_number(title) for title in header):
-        raise EowError(f"{path} has no header row: its first row is all numbers")
     named = [column for column, title in enumerate(header) if title.lower() in LABEL_COLUMNS]
     if len(named) > 1:
         raise EowError(f"{path} has several label columns: {', '.join(header[column] for column in named)}; keep one")
     label_column = named[0] if named else len(header) - 1
+    labels_below = {row[label_column].strip() for row in rows[1:] if len(row) == len(header)}
+    numbers = all(_is_number(title) for column, title in enumerate(header) if column != label_column)
+    if numbers and (not named or header[label_column] in labels_below):  # pandas numbers columns beside a "label"
+        raise EowError(
+            f"{path} has no header row, as it seems: its first row is numbers and {header[label_column]!r:.80}; write "
+            f"titles above it, and {CALL_IT}"
+        )
     for column, title in enumerate(header):
         if column != label_column and re.fullmatch(r"(Unnamed: [\d.]+)?", title):  # row numbers tell how it was sorted
             raise EowError(
@@ -159,6 +212,8 @@ def read_csv(name: str, split: str) -> Dataset:
     labels = np.array([number[text] for text in texts], np.int64)
     with np.errstate(over="ignore"):
         whole = Dataset(name, split, features.astype(np.float32), labels, tuple(classes))
+    if split == "train":
+        _check_rounding(path, features, header[:label_column] + header[label_column + 1 :])
     return whole.subset(split_80_20(name, labels, split))
 
 
@@ -169,7 +224,7 @@ def _check_labels(path: Path, title: str, texts: list[str], *, named: bool) -> N
     fractions = all(map(math.isfinite, numbers)) and not all(number.is_integer() for number in numbers)
     fewest = (5, 2)[named] if fractions else (2, 1)[named]
     if len(texts) < fewest * len(set(texts)):
-        ways = [] if named else [f"call the label's column {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"]
+        ways = [] if named else [CALL_IT]
         ways += ["write classes as words or whole numbers"] if fractions else []
         raise EowError(
             f"{path}: the label (column {title!r}) has {len(set(texts))} different values in {len(texts)} rows, as a "

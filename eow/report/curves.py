@@ -112,8 +112,8 @@ def thresholds(bunch: Bunch) -> Figure | None:
     caption = (
         "The paper's table 2 as curves. The known test set and an unknown set together: of the predictions whose "
         "confidence is above the threshold, the share that is right, every unknown sample counting as wrong; and the "
-        f"share of all predictions that is kept. At {MOST_POINTS} thresholds, {1 / MOST_POINTS:g} apart; no line where nothing is "
-        f"kept. {BAND}" + (" Crosses: as printed in the paper." if papers else "")
+        f"share of all predictions that is kept. At {MOST_POINTS} thresholds, {1 / MOST_POINTS:g} apart; no line where "
+        f"nothing is kept. {BAND}" + (" Crosses: as printed in the paper." if papers else "")
     )
     legend = [*legend_of(bunch.groups), *([Key("paper", None, kind="crosses")] if papers else [])]
     columns = len(rates) if len(rates) <= 3 else 0

@@ -1,9 +1,9 @@
 """Langevin chains in a network's latent space: energies, the reference sampler, and where chains start."""
 
-from eow.sampling.starts import ReplayBuffer, Starts, parse_starts
 from eow.sampling.energies import ENERGIES, NEGATIVE_LOSSES
 from eow.sampling.graphed import Sampler, sample
 from eow.sampling.langevin import LARGEST_ENERGY, Chain, Tally, run_chain
+from eow.sampling.starts import ReplayBuffer, Starts, parse_starts
 
 __all__ = [
     "ENERGIES",
