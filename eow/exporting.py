@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from eow import __version__
 from eow.batches import check_finite, inputs_of
-from eow.deployed import Answers, Card, first_line
+from eow.data.tables import lost_in_float32
+from eow.deployed import Answers, Card, checked_policy, first_line
 from eow.errors import EowError
 from eow.export import TOLERANCE, in_batches, kept, named
 from eow.methods.base import Method, label_or_unknown, open_prediction, shifted_prediction
 from eow.models import SplitModel
 from eow.models.split import unwrapped
 from eow.openworld import prior_shift, shifted_probabilities
-from eow.predicting import ask, check_answers, checked_policy
+from eow.predicting import ask, check_answers
 from eow.traceable import answered
 
 
@@ -35,21 +36,25 @@ class Answering(nn.Module):
         return answered(said, self.threshold)
 
 
-class Standardise(nn.Module):
-    """What `EOWClassifier` does with rows before its network: in double precision, cut off at five deviations."""
+class ForTables(nn.Module):
+    """What `EOWClassifier.logits_of` does: rows standardised in double precision, the network for what is left of them
+    within five deviations, and the fence for all of it."""
 
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, scaler: Any) -> None:
+    def __init__(self, classifier: Any) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(scaler.mean_))
-        self.register_buffer("scale", torch.tensor(scaler.scale_))
+        self.register_buffer("mean", torch.tensor(classifier.scaler_.mean_))
+        self.register_buffer("scale", torch.tensor(classifier.scaler_.scale_))
+        self.network, self.fence = network(classifier.model_), copy.deepcopy(classifier.fence_)
 
     def forward(self, rows: Tensor) -> Tensor:
-        from eow.estimator import FARTHEST  # scikit-learn is imported only where it is needed
+        from eow.estimator import FARTHEST, OUTERMOST  # scikit-learn is imported only where it is needed
 
-        return ((rows.double() - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST).float()
+        z = ((rows.double() - self.mean) / self.scale).clamp(-OUTERMOST, OUTERMOST)
+        logits = self.network(z.clamp(-FARTHEST, FARTHEST).float())
+        return torch.cat([logits[:, :-1], logits[:, -1:] + self.fence.rise(z)[:, None].float()], 1)
 
 
 def export_model(
@@ -70,8 +75,9 @@ def export_model(
     them, real ones: on these the file is compared with the model before it is kept, and a difference above 1e-5 is an
     error. `classes` are names for the metadata, else "0", "1" and so on. The format is onnx (.onnx) or torch (.pt2).
 
-    A fitted `EOWClassifier` is written with its scaler: its file takes rows as `predict_open` takes them, in float32,
-    and says what it says at the classifier's `unknown_rate` and a threshold of 0.5, unless others are given.
+    A fitted `EOWClassifier` is written with its scaler and its fence: its file takes rows as `predict_open` takes them,
+    in float32, and says what it says at the classifier's `unknown_rate` and a threshold of 0.5, unless others are
+    given.
     """
     path, (unknown_rate, threshold) = named(path, format), checked_policy(unknown_rate, threshold)
     model = unwrapped(model)
@@ -109,13 +115,13 @@ def export_classifier(
     if not hasattr(model, "model_"):
         raise EowError("the classifier is not fitted: call its fit(X, y) first")
     rows = model.checked_rows(example)
-    unknown_rate = checked_policy(model.unknown_rate, None)[0] if unknown_rate is None else unknown_rate
+    unknown_rate = model.expected_rate() if unknown_rate is None else unknown_rate
     threshold = 0.5 if threshold is None else threshold
-    shift = None if unknown_rate is None else prior_shift(unknown_rate, model.lam_)
+    shift = prior_shift(unknown_rate, model.lam_)
 
     def answers(part: np.ndarray) -> Answers:
         logits = model.logits_of(part)
-        probs, unknown = shifted_probabilities(logits, shift or 0.0)
+        probs, unknown = shifted_probabilities(logits, shift)
         confidence, label = probs.max(1), logits[:, :-1].argmax(1)
         return Answers(np.where(confidence >= threshold, label, -1), confidence, unknown, probs)
 
@@ -125,12 +131,12 @@ def export_classifier(
     expected = [answers(part) for part in parts]
     for part, wanted in zip(inputs, expected):
         if max(np.abs(a - b).max() for a, b in zip(answers(part.astype(np.float64))[1:], wanted[1:])) > TOLERANCE:
-            lost = np.abs((rows.astype(np.float32) - rows) / model.scaler_.scale_).max(0)
+            lost = lost_in_float32(rows, model.scaler_.scale_)
             raise EowError(
                 f"a file takes float32, which is too coarse for column {int(lost.argmax())} of X (counted from 0): "
-                "subtract an offset from it before fitting"
+                "subtract an offset from it, or rescale it, before fitting"
             )
-    graph = Answering(nn.Sequential(Standardise(model.scaler_), network(model.model_)), shift, threshold)
+    graph = Answering(ForTables(model), shift, threshold)
     names = list(map(str, model.classes_)) if classes is None else classes
     return written(graph, path, format, names, unknown_rate, model.lam_, inputs, expected)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from problems import blobs
 from sklearn.base import clone
-from sklearn.datasets import load_wine
+from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, train_test_split
@@ -21,7 +21,8 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from eow.errors import EowError
-from eow.estimator import EOWClassifier, validation_split
+from eow.estimator import EOWClassifier, standardised, validation_split
+from eow.metrics import auroc
 
 X, Y = blobs()
 NAMES = np.array(["ant", "bee", "cat"])[Y]
@@ -42,13 +43,17 @@ def test_scikit_learn_has_nothing_to_complain_about(estimator: Any, check: Any) 
 
 
 def logits_by_hand(classifier: EOWClassifier, rows: np.ndarray) -> np.ndarray:
-    """The network in numpy: columns to mean 0 and deviation 1, at most 5, ReLU between linear layers."""
-    values = (rows.astype(np.float64) - X.mean(0, dtype=np.float64)) / X.std(0, dtype=np.float64)
-    values = np.minimum(np.maximum(values, -5), 5)
+    """The network in numpy: columns to mean 0 and deviation 1, at most 5, ReLU between linear layers. And the fence:
+    all axes have variances of their own in so few columns, so its distance is Mahalanobis' to all rows."""
+    z = (rows.astype(np.float64) - X.mean(0, dtype=np.float64)) / X.std(0, dtype=np.float64)
+    values = np.minimum(np.maximum(z, -5), 5)
     layers = [layer for layer in classifier.model_.modules() if isinstance(layer, torch.nn.Linear)]
     for layer in layers:
         values = values @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
         values = np.maximum(values, 0) if layer is not layers[-1] else values
+    inverse = np.linalg.inv(np.corrcoef(X.T.astype(np.float64)))
+    reach = np.einsum("ni,ij,nj->n", z, inverse, z) / 4 / classifier.fence_.radius.item()
+    values[:, -1] += 10 * np.maximum(0, reach - 1)
     return values
 
 
@@ -57,9 +62,11 @@ def test_probabilities_are_the_softmax_over_the_classes_and_unknown_that_over_al
     exponentials = np.exp(logits_by_hand(fitted, rows))
     known = exponentials[:, :-1].sum(1)
     np.testing.assert_allclose(fitted.predict_proba(rows), exponentials[:, :-1] / known[:, None], rtol=1e-9)
-    np.testing.assert_allclose(
-        fitted.predict_unknown(rows), exponentials[:, -1] / (known + exponentials[:, -1]), rtol=1e-9
-    )
+    unknown = exponentials[:, -1] / (known + exponentials[:, -1])
+    np.testing.assert_allclose(fitted.predict_unknown(rows), unknown, rtol=1e-4)  # the fence reads float32
+    inside = fitted.fence_.rise(torch.from_numpy(standardised(fitted.scaler_, rows))).numpy() == 0
+    assert 15 < inside.sum() < 30
+    np.testing.assert_allclose(fitted.predict_unknown(rows)[inside], unknown[inside], rtol=1e-9)
     np.testing.assert_allclose(fitted.predict_proba(rows).sum(1), 1, rtol=1e-12)
 
 
@@ -140,9 +147,161 @@ def test_units_and_offsets_of_the_columns_do_not_matter() -> None:
     np.testing.assert_allclose(one.predict_proba(X), other.predict_proba(X * factors + offsets), atol=1e-3)
 
 
-def test_the_largest_numbers_are_as_far_as_five_deviations(fitted: EOWClassifier) -> None:
+def test_the_largest_numbers_are_as_far_as_five_deviations_for_the_classes_and_unknown(fitted: EOWClassifier) -> None:
     edge = X.mean(0, dtype=np.float64) + 5 * X.std(0, dtype=np.float64)
-    np.testing.assert_allclose(fitted.predict_unknown([[1.7e308] * 4]), fitted.predict_unknown([edge]), rtol=1e-9)
+    for far in (1e30, 1.7e308):
+        np.testing.assert_allclose(fitted.predict_proba([[far] * 4]), fitted.predict_proba([edge]), rtol=1e-9)
+        assert all(fitted.predict_unknown([row]) == 1 for row in ([far] * 4, [-far] * 4, [far, 0, 0, 0]))
+
+
+def displaced(rows: np.ndarray, around: np.ndarray) -> dict[str, np.ndarray]:
+    middle = around.mean(0)
+    one = np.arange(rows.shape[1]) == np.arange(len(rows))[:, None] % rows.shape[1]
+    return {
+        "ten times": rows * 10,
+        "a wrong unit": rows * 1000,
+        "far from the mean": middle + 10 * (rows - middle),
+        "aside": rows + 100 * around.std(0),
+        "one column": np.where(one, middle + 1000 * around.std(0), rows),
+    }
+
+
+@pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer])
+def test_what_is_far_is_unknown_and_what_is_known_stays_so(load: Any) -> None:
+    """Without the fence, nearly all of breast cancer's far rows are answered, and most of wine's."""
+    rows, labels = load(return_X_y=True)
+    seen, asked, true, wanted = train_test_split(rows, labels, test_size=0.4, stratify=labels, random_state=0)
+    classifier = EOWClassifier(random_state=0).fit(seen, true)
+    known = classifier.predict_unknown(asked)
+    for kind, far in displaced(asked, seen).items():
+        assert np.mean(classifier.predict_open(far) == -1) > 0.97, kind
+        assert auroc(-known, -classifier.predict_unknown(far)) > 0.97, kind
+    assert classifier.score(asked, wanted) > 0.9
+    probabilities, answered = classifier.predict_proba(asked), np.mean(classifier.predict_open(asked) != -1)
+    classifier.fence_.radius.fill_(torch.inf)
+    np.testing.assert_array_equal(classifier.predict_proba(asked), probabilities)
+    assert np.mean(classifier.predict_open(asked) != -1) - answered < 0.03
+
+
+def test_where_all_is_unknown_a_threshold_of_zero_still_names_the_class(fitted: EOWClassifier) -> None:
+    far = X * 1000
+    assert (fitted.predict_unknown(far) == 1).all()
+    assert list(fitted.predict_open(far, threshold=0)) == list(fitted.predict(far))
+    assert len(set(fitted.predict(far))) > 1
+    assert fitted.predict_proba(far).sum(1) == pytest.approx(1)
+    closed = pickle.loads(pickle.dumps(fitted)).set_params(unknown_rate=0)
+    assert not closed.predict_unknown(far).any()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(12, 1), (300, 1), (12, 5), (20, 2000)])
+def test_tables_of_few_rows_and_of_many_columns_have_a_fence(rows: int, columns: int) -> None:
+    random = np.random.default_rng(0)
+    labels = np.arange(2 * rows) % 2
+    table = random.normal(size=(2 * rows, columns)) + 8 / np.sqrt(columns) * labels[:, None]
+    classifier = EOWClassifier(random_state=0).fit(table[:rows], labels[:rows])
+    outside = classifier.fence_.rise(torch.from_numpy(standardised(classifier.scaler_, table[rows:]))) > 3
+    assert outside.double().mean() <= 0.1
+    far = np.concatenate([30 * table[rows:] + 100, -1e30 * np.ones((1, columns))])
+    assert (classifier.predict_unknown(far) > 0.99).all()
+
+
+def test_around_two_rows_there_is_no_fence() -> None:
+    classifier = small().fit([[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    assert not classifier.fence_.rise(torch.full((1, 2), 1e4)).any()
+
+
+def test_a_fence_is_drawn_around_all_rows_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eow.estimator.MOST_FENCED", 150)
+    table, labels = np.concatenate([X, X]), np.concatenate([Y, Y])
+    first, again = (small().fit(table, labels).fence_ for _ in range(2))
+    assert torch.equal(first.middle, again.middle)
+    assert torch.equal(first.radius, again.radius)
+    assert (
+        first.rise(torch.from_numpy(standardised(small().fit(table, labels).scaler_, X))) > 3
+    ).double().mean() < 0.05
+
+
+def test_a_rare_class_is_answered_by_default() -> None:
+    random = np.random.default_rng(0)
+    labels = (np.arange(1000) % 100 == 0).astype(int)  # one in a hundred
+    table, new = (random.normal(size=(1000, 5)) + 4 * labels[:, None] for _ in range(2))
+    new = np.concatenate([new, random.normal(size=(200, 5)) + 4])
+    true = np.r_[labels, np.ones(200, int)]
+    classifier = EOWClassifier(random_state=0).fit(table, labels)
+    assert classifier.unknown_rate_ == pytest.approx(0.006 / 1.006)  # λ is .3, the class a fiftieth of an equal share
+    answers = classifier.predict_open(new)
+    assert np.mean(answers[true == 1] == 1) > 0.9
+    assert np.mean(answers[true == 0] == 0) > 0.95
+    as_trained = classifier.set_params(unknown_rate=0.3 / 1.3).predict_open(new)
+    assert np.mean(as_trained[true == 1] == 1) < 0.1
+
+
+def test_the_prior_of_unknown_is_that_of_training_less_as_much_as_the_rarest_class_is() -> None:
+    labels = np.r_[np.zeros(200, int), np.ones(80, int), np.full(20, 2)]
+    assert small().fit(X, Y).unknown_rate_ == pytest.approx(0.3 / 1.3)  # equal classes
+    rare = small(lam=0.5).fit(X, labels)  # a fifth of an equal share
+    assert rare.unknown_rate_ == pytest.approx(0.1 / 1.1)
+    assert np.isfinite(small(lam=1e30).fit(X, Y).predict_unknown(X)).all()  # λ/(1+λ) is 1 in double precision
+    said = rare.predict_unknown(X)
+    np.testing.assert_array_equal(rare.set_params(unknown_rate=rare.unknown_rate_).predict_unknown(X), said)
+    warm = small(warm_start=True).fit(X, labels).fit(X[labels < 2], labels[labels < 2])
+    assert warm.unknown_rate_ == pytest.approx((0.3 * 80 / 140) / (1 + 0.3 * 80 / 140))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_another_default_type_of_torch_changes_nothing(dtype: torch.dtype) -> None:
+    plain = small(warm_start=True).fit(X, Y).fit(X, Y)
+    torch.set_default_dtype(dtype)
+    try:
+        other = small(warm_start=True).fit(X, Y).fit(X, Y)
+        said = other.predict_unknown(X)
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(said, plain.predict_unknown(X))
+
+
+@pytest.mark.parametrize("switch", [torch.no_grad, torch.inference_mode])
+def test_it_trains_where_gradients_are_switched_off(switch: Any) -> None:
+    plain = small(warm_start=True).fit(X, Y)
+    with switch():
+        other = small(warm_start=True).fit(X, Y)
+        said = other.predict_unknown(X)
+        assert not torch.is_grad_enabled()
+    np.testing.assert_array_equal(said, plain.predict_unknown(X))
+    np.testing.assert_array_equal(other.fit(X, Y).predict_unknown(X), plain.fit(X, Y).predict_unknown(X))
+
+
+def test_large_unsigned_classes_stay_apart() -> None:
+    names = np.array([2**60, 2**60 + 1, 2**63 - 1], np.uint64)
+    answers = small(max_iter=20).fit(X, names[Y]).predict_open(X, threshold=0.0)
+    assert answers.dtype == np.int64
+    assert np.mean(answers == names.astype(np.int64)[Y]) > 0.9
+    assert set(answers.tolist()) == {2**60, 2**60 + 1, 2**63 - 1}
+    too_large = small().fit(X, np.array([1, 2, 2**63], np.uint64)[Y])
+    assert too_large.predict(X).dtype == np.uint64
+    with pytest.raises(EowError, match="9223372036854775808 is too large for int64"):
+        too_large.predict_open(X)
+
+
+def test_a_fit_that_fails_leaves_the_one_before() -> None:
+    frame = pandas.DataFrame(X, columns=["width", "height", "depth", "mass"])
+    classifier = small().fit(frame, NAMES)
+    before = classifier.predict_unknown(frame)
+    with pytest.raises(EowError, match="lower learning_rate_init"):
+        classifier.set_params(learning_rate_init=1e30).fit(X[:, :2], Y)
+    with pytest.raises(EowError, match="one class only"):
+        classifier.fit(X[:, :3], np.zeros(len(X)))
+    assert classifier.n_features_in_ == 4
+    assert list(classifier.feature_names_in_) == list(frame.columns)
+    assert classifier.learning_rate_init == 1e30
+    np.testing.assert_array_equal(classifier.predict_unknown(frame), before)
+    new = small(learning_rate_init=1e30)
+    with pytest.raises(EowError, match="lower learning_rate_init"):
+        new.fit(X, Y)
+    with pytest.raises(NotFittedError):
+        new.predict(X)
+    assert not hasattr(new, "n_features_in_")
 
 
 def test_constant_columns_are_harmless() -> None:
@@ -252,6 +411,8 @@ def test_wine_is_predicted_well_out_of_the_box() -> None:
     [
         ({"lam": 0}, "lam is 0.0: it must be above 0"),
         ({"lam": "much"}, "lam is 'much'"),
+        ({"lam": 1e-300}, "lam is 1e-300: it must be at least 1e-30"),
+        ({"lam": 1e31}, r"lam is 1e\+31: it must be at most 1e\+30"),
         ({"max_iter": 0}, "max_iter is 0"),
         ({"max_iter": 2.5}, "max_iter is 2.5"),
         ({"batch_size": 0}, "batch_size is 0"),
@@ -283,6 +444,8 @@ def test_rows_and_labels_that_make_no_sense_are_refused(fitted: EOWClassifier) -
         small().fit(np.where(X > 6, np.nan, X), Y)
     with pytest.raises(EowError, match="column 1 of X"):
         small().fit(X * np.array([1.0, 1e200, 1.0, 1.0]), Y)
+    with pytest.raises(EowError, match=r"column 2 of X .* is too small"):
+        small().fit(X * np.array([1.0, 1.0, 1e-200, 1.0]), Y)
     with pytest.raises(EowError, match="threshold of 2"):
         fitted.predict_open(X, threshold=2)
     with pytest.raises(EowError, match="threshold is 'a': give a number"):

@@ -236,22 +236,45 @@ def test_numbers_of_arrays_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rate", [None, 0.3])
 @pytest.mark.parametrize("threshold", [None, 0.8])
 def test_a_classifiers_file_takes_raw_rows(tmp_path: Path, rate: float | None, threshold: float | None) -> None:
-    """Run by onnxruntime itself: the scaler and the end at five deviations are in the file."""
+    """Run by onnxruntime itself: the scaler, the end at five deviations and the fence are in the file."""
     rows, labels = blobs(300)
     rows = rows * np.array([1.0, 100.0, 0.01, 1.0], np.float32) + np.array([0.0, 5000.0, 3.0, -7.0], np.float32)
     classifier = eow.EOWClassifier((16,), max_iter=8, unknown_rate=rate, random_state=0)
     classifier.fit(rows, np.array(["ant", "bee", "cow"])[labels])
-    far = np.concatenate([rows, rows * 1e6, -rows])
+    far = np.concatenate([rows, rows * 1e6, -rows, rows * 1e30, rows.mean(0) + 2 * (rows - rows.mean(0))])
+    at_the_fence = (classifier.predict_unknown(far) > 1e-3) & (classifier.predict_unknown(far) < 1 - 1e-3)
+    assert at_the_fence[1200:].sum() > 10
     eow.export_model(classifier, tmp_path / "c.onnx", far, threshold=threshold)
     session = onnxruntime.InferenceSession(tmp_path / "c.onnx", providers=["CPUExecutionProvider"])
     label, _, unknown, probs = session.run(None, {"inputs": far})
-    np.testing.assert_allclose(probs / probs.sum(1, keepdims=True), classifier.predict_proba(far), atol=1e-5)
+    known = 1 - classifier.predict_unknown(far)
+    np.testing.assert_allclose(probs, classifier.predict_proba(far) * known[:, None], atol=1e-5)
+    assert (unknown[300:600] > 0.999).all()
+    assert (unknown[900:1200] > 0.999).all()
     np.testing.assert_allclose(unknown, classifier.predict_unknown(far), atol=1e-5)
     names = [classifier.classes_[each] if each >= 0 else None for each in label]
     assert names == classifier.predict_open(far, 0.5 if threshold is None else threshold).tolist()
     assert None in names
     card = deployed.load(tmp_path / "c.onnx").card
-    assert (card.classes, card.odds, card.unknown_rate) == (("ant", "bee", "cow"), 0.3, rate)
+    assert (card.classes, card.odds) == (("ant", "bee", "cow"), 0.3)
+    assert card.unknown_rate == pytest.approx(0.3 / 1.3 if rate is None else rate)
+
+
+@pytest.mark.parametrize("columns", [1, 300])
+def test_a_classifiers_file_has_the_fence_of_any_width_and_the_prior_that_a_rare_class_asks_for(
+    tmp_path: Path, columns: int
+) -> None:
+    random = np.random.default_rng(0)
+    labels = (np.arange(120) % 20 == 0).astype(int)
+    rows = (random.normal(size=(120, columns)) + 6 * labels[:, None]).astype(np.float32)
+    classifier = eow.EOWClassifier((16,), max_iter=8, random_state=0).fit(rows, labels)
+    both = np.concatenate([rows, 30 * rows - 100])
+    for name, format in (("c.onnx", "onnx"), ("c.pt2", "torch")):
+        told = eow.export_model(classifier, tmp_path / name, both, format=format)
+        assert told["unknown_rate"] == pytest.approx(0.03 / 1.03)
+    said = deployed.load(tmp_path / "c.onnx").predict(both)
+    np.testing.assert_array_equal(said.label, classifier.predict_open(both))
+    assert (said.unknown[120:] > 0.999).all()
 
 
 def test_what_a_file_cannot_say_of_a_classifier(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ SLOPE = 10.0  # at twice the distance of the fence the odds of "unknown" are e^1
 INSIDE = 0.99  # the share of the second half that lies inside
 NARROWEST = 0.01  # no direction counts as narrower than this share of the typical deviation
 HIGHEST = 1e4  # the most that a logit is raised
-FEWEST = 4  # samples: two to fit, two to set τ
 
 
 class Fence(nn.Module):
@@ -49,18 +48,22 @@ class Fence(nn.Module):
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
         z = features.detach().double()[order.to(features.device)]
         one, other = z[::2], z[1::2]
-        if len(z) < FEWEST:
-            raise EowError(f"a fence needs at least {FEWEST} training samples, not {len(z)}: set method.fence=0")
-        middle, rank = one.mean(0), self.axes.shape[1]
-        values, vectors = principal_axes(one - middle)
+        if len(other) < 2:
+            raise EowError(f"a fence needs at least 4 training samples, not {len(z)}: set method.fence=0")
+        self.place(one)
+        reach = self.distance(other.to(self.middle)).double()
+        self.radius.copy_(reach.quantile(INSIDE).clamp_min(1e-30))
+
+    def place(self, z: Tensor) -> None:
+        """All but τ, from (N, D) features in double precision."""
+        middle, rank = z.mean(0), self.axes.shape[1]
+        values, vectors = principal_axes(z - middle)
         # Where the features do not move at all, any step would be infinitely far, and rounding is a step.
         rest = values[rank:].mean().clamp_min(NARROWEST**2 * values.mean()).clamp_min(1e-30)
         self.middle.copy_(middle)
         self.axes.copy_(vectors[:, :rank])
         self.spread.copy_(values[:rank].clamp_min(rest).sqrt())
         self.rest.copy_(rest.sqrt())
-        reach = self.distance(other.to(self.middle)).double()
-        self.radius.copy_(reach.quantile(INSIDE).clamp_min(1e-30))
 
     def distance(self, z: Tensor) -> Tensor:
         """D(z): 1 on average where the model is right. Finite for all finite features."""
@@ -75,8 +78,8 @@ class Fence(nn.Module):
 
 
 def principal_axes(moves: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances in falling order and their axes (columns) of (N, D) centred samples. Fewer samples than dimensions have N
-    axes at most: the others' variances are 0, and so are their columns, which leaves them to the rest."""
+    """Variances in falling order and their axes (columns) of (N, D) centred samples. Fewer samples than dimensions have
+    N axes at most: the others' variances are 0, and so are their columns, which leaves them to the rest."""
     count, width = moves.shape
     if count >= width:
         values, vectors = torch.linalg.eigh(moves.T @ moves / count)
