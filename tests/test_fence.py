@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from problems import blobs, small_model
+from sklearn.datasets import load_wine
 from torch import Tensor
 
 import eow
@@ -131,6 +132,25 @@ def test_a_fence_is_trained_saved_exported_and_counted_as_a_logit(tmp_path: Path
     export(tmp_path / "run", tmp_path / "model.onnx", unknown_rate=0.1)
     answers = open_file(tmp_path / "model.onnx").predict(both.numpy())
     np.testing.assert_allclose(answers.unknown, said.unknown, atol=1e-5)
+
+
+def test_rows_of_a_table_that_are_far_out_are_unknown_with_a_fence_and_may_be_a_class_without(tmp_path: Path) -> None:
+    x, y = load_wine(return_X_y=True)
+    x, y = x[np.argsort(y, kind="stable")].astype(np.float32), np.sort(y)
+    train, middle = np.arange(len(x)) % 3 > 0, x.mean(0)
+    np.savez(tmp_path / "wine.npz", x_train=x[train], y_train=y[train], x_test=x[~train], y_test=y[~train])
+    answered = {}
+    for rank in (0, 10):
+        wish = {"data": {"name": f"npz:{tmp_path}/wine.npz"}, "method": {"fence": rank}, "seed": 0}
+        runs.train(resolve(wish), tmp_path / str(rank), progress=False)
+        run = runs.load(tmp_path / str(rank))
+        said = [
+            run.method.predict(run.transform(torch.from_numpy(middle + by * (x[~train] - middle)))) for by in (1, 10)
+        ]
+        answered[rank] = [(each.confidence > each.unknown).double().mean().item() for each in said]
+    assert answered[0][1] > 0.9  # ten times too far from the mean, and taken for a wine
+    assert answered[10][1] < 0.05
+    assert answered[10][0] > 0.9
 
 
 def test_what_no_fence_can_be_is_said() -> None:
