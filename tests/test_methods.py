@@ -211,7 +211,7 @@ def test_softmax_is_taken_in_float32() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"lam": 0.0}, {"trust": -1.0}, {"start": "moon"}, {"chains": 0}, {"steps": -1}, {"step": 0.0}, {"noise": "x"},
-     {"start_epoch": -1}, {"start_width": 0.0}, {"start": "buffer", "buffer_size": 0},
+     {"start_epoch": -1}, {"start": "noise", "start_width": 0.0}, {"start": "buffer", "buffer_size": 0},
      {"start": "buffer", "restart": 2.0}],
 )  # fmt: skip
 def test_wrong_options_are_refused(wrong: dict) -> None:
