@@ -76,7 +76,8 @@ FARTHEST = 5.0  # deviations that the network is shown
 OUTERMOST = 1e4  # deviations that the fence is shown: enough to see one column among millions; float32 has the squares
 RANK, FOLDS = 10, 5  # of the fence
 FINEST = 1e-150  # the square of less is no normal number
-ROWS_AT_ONCE = 2**14
+AT_ONCE = 2**19  # numbers of a table, for predictions; no more than 2**14 rows
+OF_EACH = 100  # rows of every class that the fence of a large table is drawn around
 
 KINDS: dict[str, Any] = {
     "hidden_layer_sizes": tuple[int, ...], "lam": float, "max_iter": int, "learning_rate_init": float,
@@ -101,7 +102,8 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
                           `n_iter_no_change` epochs, and keep the best epoch's weights; as nobody knows the end
                           beforehand, the rate then stays at its peak and the energy term is on from the start
     warm_start            `fit` goes on from the fitted weights, scaler and classes; what rows it is given is up to you,
-                          but a class it does not know is an error, and the fence is drawn around these rows alone
+                          but a class it does not know is an error; the fence and the default `unknown_rate` are of
+                          these rows alone
     unknown_rate          the share of unknowns to expect at prediction, from 0 to below 1; None: the λ/(1+λ) of
                           training if the classes are equally many, and less by as much as the rarest is below an equal
                           share. The higher it is, the less are rare classes answered; what is far outside the fence is
@@ -191,13 +193,16 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
             rows, held_out = validation_split(labels, chosen["validation_fraction"], seed)
         scaler = self.scaler_ if warm else scaler_of(X[rows])
         scaled = standardised(scaler, X)
-        near = scaled.clip(-FARTHEST, FARTHEST).astype(np.float32)
+        near = scaled.astype(np.float32)
+        np.clip(near, -FARTHEST, FARTHEST, out=near)
+        fenced = rows_to_fence(labels, seed)
+        scaled = scaled[fenced]
         data = Dataset("X", "train", near, labels.astype(np.int64), tuple(map(str, classes)))
         held_data = None if held_out is None else data.subset(held_out)
         with training_alone():
             model = copy.deepcopy(self.model_).float() if warm else None
             model, losses, scores = self._train(model, data.subset(rows), held_data, chosen, seed)
-            self.model_, self.fence_ = model.cpu().double().eval(), fence_around(scaled, labels, seed)
+            self.model_, self.fence_ = model.cpu().double().eval(), fence_around(scaled, labels[fenced])
         self.loss_curve_ = [*self.loss_curve_, *losses] if warm else losses
         self.n_iter_ = len(self.loss_curve_)
         self.validation_scores_ = scores if chosen["early_stopping"] else None
@@ -257,7 +262,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """(N, K): the probability of each class given that the row belongs to one of them. The K+1 softmax
         renormalised over the K classes, so that rows sum to 1; `unknown_rate` drops out."""
-        return shifted_probabilities(self._logits(X), -math.inf)[0]
+        return shifted_probabilities(self.logits_of(self.checked_rows(X), fenced=False), -math.inf)[0]
 
     def predict_unknown(self, X: Any) -> np.ndarray:
         """(N,): the probability that a row belongs to none of the classes, at `unknown_rate`."""
@@ -273,8 +278,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
             raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
         logits = self._logits(X)
         unsure = shifted_probabilities(logits, self._shift())[0].max(1) < threshold
-        # Among the classes alone: where all is unknown, nothing of them is left beside it.
-        labels = self.classes_[shifted_probabilities(logits, -math.inf)[0].argmax(1)]
+        labels = self.classes_[logits[:, :-1].argmax(1)]  # where all is unknown, no probability of a class is left
         if self.classes_.dtype.kind not in "iuf":
             labels = labels.astype(object)
             labels[unsure] = None
@@ -297,14 +301,15 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         return cast(np.ndarray, validate_data(self, X, dtype=np.float64, order="C", reset=False))
 
-    def logits_of(self, checked: np.ndarray) -> np.ndarray:
+    def logits_of(self, checked: np.ndarray, *, fenced: bool = True) -> np.ndarray:
         """(N, K+1), in double precision; the fence is in the last."""
         parts = []
         with torch.no_grad():
-            for rows in np.split(checked, range(ROWS_AT_ONCE, len(checked), ROWS_AT_ONCE)):
+            for rows in in_parts(checked):
                 z = torch.from_numpy(standardised(self.scaler_, rows))
                 logits = self.model_(z.clamp(-FARTHEST, FARTHEST))
-                logits[:, -1] += self.fence_.rise(z)
+                if fenced:
+                    logits[:, -1] += self.fence_.rise(z)
                 parts.append(logits)
         return torch.cat(parts).numpy()
 
@@ -386,20 +391,36 @@ def standardised(scaler: StandardScaler, X: np.ndarray) -> np.ndarray:
         return np.clip((X - scaler.mean_) / scaler.scale_, -OUTERMOST, OUTERMOST)
 
 
-def fence_around(scaled: np.ndarray, labels: np.ndarray, seed: int) -> Fence:
-    """The fence of standardised rows, or of `MOST_FENCED` of them. τ is made of distances from the fence of other rows,
-    for each fifth of them once: a table may have too few to give half of them away. Around a handful it is very wide.
-    All classes count the same: a rare one could else lie outside as a whole."""
-    order = torch.randperm(len(scaled), generator=torch.Generator().manual_seed(derive("fence", seed)))[:MOST_FENCED]
-    rows, of_class = torch.from_numpy(scaled)[order], labels[order]
+def in_parts(rows: np.ndarray) -> list[np.ndarray]:
+    """As many rows at a time as a processor keeps at hand."""
+    step = min(2**14, max(2**8, AT_ONCE // rows.shape[1]))
+    return np.split(rows, range(step, len(rows), step))
+
+
+def rows_to_fence(labels: np.ndarray, seed: int) -> np.ndarray:
+    """All rows, shuffled, or `MOST_FENCED` of them, among which `OF_EACH` of every class come first."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive("fence", seed))).numpy()
+    if len(order) <= MOST_FENCED:
+        return order
+    classes = np.unique(labels)
+    each = min(OF_EACH, MOST_FENCED // len(classes))
+    first = np.concatenate([np.flatnonzero(labels[order] == label)[:each] for label in classes])
+    return order[np.concatenate([first, np.setdiff1d(np.arange(len(order)), first)])[:MOST_FENCED]]
+
+
+def fence_around(scaled: np.ndarray, labels: np.ndarray) -> Fence:
+    """The fence of standardised rows. τ is made of distances from the fence of other rows, for each fifth of them once:
+    a table may have too few to give half of them away. Around a handful it is very wide. All classes count the same: a
+    rare one could else lie outside as a whole. So the farthest row of a class of few decides how wide it is."""
+    rows = torch.from_numpy(scaled)
     fence, fold = Fence(rows.shape[1], RANK).double(), torch.arange(len(rows)) % FOLDS
     reach = torch.zeros(len(rows), dtype=torch.float64)
     for out in (fold == number for number in fold.unique()):
         fence.place(rows[~out])
-        reach[out] = fence.distance(rows[out])
+        reach[out] = torch.cat([fence.distance(torch.from_numpy(part)) for part in in_parts(scaled[out.numpy()])])
     fence.place(rows)
     nearest = reach.argsort()
-    weight = torch.from_numpy(1 / np.bincount(of_class)[of_class])[nearest].cumsum(0)
+    weight = torch.from_numpy(1 / np.bincount(labels)[labels])[nearest].cumsum(0)
     fence.radius.fill_(reach[nearest][weight >= INSIDE * weight[-1]][0].clamp_min(1e-30))
     return fence
 

@@ -125,10 +125,11 @@ def say(
     import torch
 
     from eow.seeds import derive, own_randomness
+    from eow.switches import float32_default
 
     device = next(run.method.parameters()).device
     parts: list[tuple[Any, ...]] = []
-    with own_randomness(device, derive("prediction", run.config.seed)):
+    with float32_default(), own_randomness(device, derive("prediction", run.config.seed)):
         for first in range(0, len(images), BATCH):
             x = torch.from_numpy(images[first : first + BATCH]).to(device)
             y = torch.from_numpy(labels[first : first + BATCH]).to(device)

@@ -1,5 +1,6 @@
 """What a caller may have switched in torch before it calls: gradients, and the type of new tensors."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,12 +17,21 @@ def needs_gradients(function: str) -> None:
         )
 
 
+LOCK = threading.Lock()
+INSIDE: list[torch.dtype] = []  # the caller's default, once for everyone who is inside: it is one for all threads
+
+
 @contextmanager
 def float32_default() -> Iterator[None]:
-    """New tensors are float32 inside, whatever torch.set_default_dtype has said: runs are of that type."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
+    """New tensors are float32 inside, whatever torch.set_default_dtype has said: runs are of that type. The last to
+    leave brings the caller's back."""
+    with LOCK:
+        INSIDE.append(INSIDE[0] if INSIDE else torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        with LOCK:
+            before = INSIDE.pop()
+            if not INSIDE:
+                torch.set_default_dtype(before)

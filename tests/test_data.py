@@ -1003,6 +1003,23 @@ def test_malformed_csv(tmp_path: Path, header: str, rows: list[str], message: st
         load(write_csv(tmp_path, header, *rows))
 
 
+@pytest.mark.parametrize(
+    ("header", "labels"),
+    [
+        ("0,1,species", "ab"),
+        ("2019,2020,outcome", "01"),
+        ("0,1,y", "yn"),
+        ("2019,2020,label", "ab"),
+        ("0,1,target", "01"),
+    ],
+)
+def test_titles_may_be_years_or_numbers_from_0(tmp_path: Path, header: str, labels: str) -> None:
+    rows = [f"{row},{row % 3},{labels[row % 2]}" for row in range(20)]
+    data = load(write_csv(tmp_path, header, *rows)), load(write_csv(tmp_path, header, *rows), split="test")
+    assert sum(map(len, data)) == 20
+    assert data[0].classes == tuple(sorted(labels))
+
+
 def test_csv_labels_that_are_no_finite_numbers(tmp_path: Path) -> None:
     """They are words, after the numbers; 1e999 reads as inf too, and the order of a set of words is not to decide."""
     words = ["inf", "-inf", "1e999", "apple", "2", "10", "1.5"]

@@ -21,7 +21,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from eow.errors import EowError
-from eow.estimator import EOWClassifier, standardised, validation_split
+from eow.estimator import EOWClassifier, rows_to_fence, standardised, validation_split
 from eow.metrics import auroc
 
 X, Y = blobs()
@@ -210,7 +210,9 @@ def test_around_two_rows_there_is_no_fence() -> None:
     assert not classifier.fence_.rise(torch.full((1, 2), 1e4)).any()
 
 
-def test_a_fence_is_drawn_around_all_rows_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fence_of_a_large_table_is_that_of_a_share_of_its_rows_with_every_class_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("eow.estimator.MOST_FENCED", 150)
     table, labels = np.concatenate([X, X]), np.concatenate([Y, Y])
     first, again = (small().fit(table, labels).fence_ for _ in range(2))
@@ -219,6 +221,11 @@ def test_a_fence_is_drawn_around_all_rows_of_a_large_table(monkeypatch: pytest.M
     assert (
         first.rise(torch.from_numpy(standardised(small().fit(table, labels).scaler_, X))) > 3
     ).double().mean() < 0.05
+    rare = (np.arange(100_000) % 20_000 == 0).astype(int)  # five rows of one class
+    for seed in range(20):
+        taken = rows_to_fence(rare, seed)
+        assert len({*taken}) == 150
+        assert rare[taken].sum() == 5
 
 
 def test_a_rare_class_is_answered_by_default() -> None:

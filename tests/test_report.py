@@ -21,6 +21,7 @@ from PIL import Image
 from problems import blobs, linear_energy_gradient, small_model
 
 from eow import metrics, predictions, robustness, runs, storage
+from eow.compare import compare
 from eow.config import from_assignments, resolve, to_table
 from eow.data import Dataset
 from eow.data.loader import Batches, Transform
@@ -178,6 +179,19 @@ def test_the_curves_are_those_of_the_predictions(trained: list[Path]) -> None:
     logs = [storage.Log(folder / "log.jsonl").read() for folder in trained[:2]]
     assert losses.x == list(range(1, 13))
     np.testing.assert_allclose(losses.y, np.mean([[line["ce"] for line in log] for log in logs], axis=0))
+
+
+def test_differences_from_vanilla_are_those_of_compare_under_their_own_titles(trained: list[Path]) -> None:
+    [section] = sections_of(trained)
+    table = next(table for table in section.tables if table.key == "differences")
+    found = {row.figure: row for row in compare(trained[2:], trained[:2], unknowns=False)}
+    [row] = table.rows
+    told = dict(zip(table.header, (cell.value for cell in row), strict=True))
+    points = {"accuracy, points": "accuracy", "ECE, points": "ece", "ECE of K, points": "ece_renormalised"}
+    for title, figure in {**points, "NLL": "nll", "NLL of K": "nll_renormalised"}.items():
+        factor = 100 if title in points else 1
+        assert told[title] == pytest.approx(factor * found[figure].difference, abs=1e-12), title
+        assert told[f"p ({title.removesuffix(', points')})"] == found[figure].p_value
 
 
 def test_bands_of_seeds_that_are_far_apart_stay_inside_their_panels(trained: list[Path]) -> None:

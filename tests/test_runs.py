@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from eow.data import load
 from eow.data.loader import on_device
 from eow.errors import EowError
 from eow.export import export
+from eow.switches import float32_default
 
 FAST = {
     "train": {"epochs": 4, "checkpoint_every": 1},
@@ -318,6 +320,29 @@ def test_damaged_weights_are_not_taken_over(tmp_path: Path) -> None:
     with pytest.raises(EowError, match=r"vanilla/weights\.safetensors is not the file"):
         runs.train(config(wish, method="temperature"), tmp_path / "temperature", progress=False)
     assert not (tmp_path / "temperature" / "summary.json").exists()
+
+
+def test_the_callers_type_comes_back_with_the_last_of_several_threads() -> None:
+    inside, leave = threading.Barrier(2), threading.Event()
+
+    def stay() -> None:
+        with float32_default():
+            inside.wait()
+            leave.wait()
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        other = threading.Thread(target=stay)
+        with float32_default():  # begins first, ends first
+            other.start()
+            inside.wait()
+        assert torch.get_default_dtype() == torch.float32
+        leave.set()
+        other.join()
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        leave.set()
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("method", ["vanilla", "eow", "dble", "ova_dm"])

@@ -113,14 +113,14 @@ def _check_rounding(path: Path, x: np.ndarray, titles: Sequence[str] = ()) -> No
     if np.can_cast(x.dtype, np.float32):
         return
     scale = x.std(0, dtype=np.float64)
-    constant = scale <= 1e-14 * np.abs(x).max(0)  # but for what float64 has rounded
+    constant = scale <= 1e-11 * np.abs(x.astype(np.float64)).max(0)  # but for what arithmetic in float64 has rounded
     lost = lost_in_float32(x, np.where(constant, np.inf, scale))
     worst = int(lost.argmax())
     if lost[worst] > COARSE:
         column = repr(titles[worst]) if titles else f"{worst} (counted from 0)"
         raise EowError(
             f"{path}: float32 is too coarse for column {column}, which it rounds by {lost[worst]:.2g} standard "
-            f"deviations: subtract an offset from it, such as {x[:, worst].min():.10g}, here and in all later inputs"
+            f"deviations: drop it, or subtract an offset such as {x[:, worst].min():.10g} here and in all later inputs"
         )
 
 
@@ -175,9 +175,7 @@ def read_csv(name: str, split: str) -> Dataset:
     if len(named) > 1:
         raise EowError(f"{path} has several label columns: {', '.join(header[column] for column in named)}; keep one")
     label_column = named[0] if named else len(header) - 1
-    labels_below = {row[label_column].strip() for row in rows[1:] if len(row) == len(header)}
-    numbers = all(_is_number(title) for column, title in enumerate(header) if column != label_column)
-    if numbers and (not named or header[label_column] in labels_below):  # pandas numbers columns beside a "label"
+    if _is_data(header, label_column, {row[label_column].strip() for row in rows[1:] if len(row) == len(header)}):
         raise EowError(
             f"{path} has no header row, as it seems: its first row is numbers and {header[label_column]!r:.80}; write "
             f"titles above it, and {CALL_IT}"
@@ -215,6 +213,19 @@ def read_csv(name: str, split: str) -> Dataset:
     if split == "train":
         _check_rounding(path, features, header[:label_column] + header[label_column + 1 :])
     return whole.subset(split_80_20(name, labels, split))
+
+
+def _is_data(header: list[str], label_column: int, labels: set[str]) -> bool:
+    """Whether the first row looks like one of the others: numbers, and beside them a number or one of the labels below.
+    Titles may be numbers too, years or the 0, 1, 2 of pandas, above a label's title that is none of the labels."""
+    titles, last = header[:label_column] + header[label_column + 1 :], header[label_column]
+    if not all(map(_is_number, titles)):
+        return False
+    counted = titles == [str(index) for index in range(len(titles))]
+    years = len({*titles}) == len(titles) and all(title.isdecimal() for title in titles)
+    if last in labels:
+        return _is_number(last) or not counted
+    return _is_number(last) or not (years or last.lower() in LABEL_COLUMNS)
 
 
 def _check_labels(path: Path, title: str, texts: list[str], *, named: bool) -> None:

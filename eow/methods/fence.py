@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 from eow.errors import EowError
 from eow.models.layers import FARTHEST
+from eow.seeds import own_randomness
 
 SLOPE = 10.0  # at twice the distance of the fence the odds of "unknown" are e^10 times as high
 INSIDE = 0.99  # the share of the second half that lies inside
 NARROWEST = 0.01  # no direction counts as narrower than this share of the typical deviation
 HIGHEST = 1e4  # the most that a logit is raised
+WIDEST, FEWEST = 1000, 300  # dimensions, or samples, up to which all axes are found and not the first alone
 
 
 class Fence(nn.Module):
@@ -57,12 +59,13 @@ class Fence(nn.Module):
     def place(self, z: Tensor) -> None:
         """All but τ, from (N, D) features in double precision."""
         middle, rank = z.mean(0), self.axes.shape[1]
-        values, vectors = principal_axes(z - middle)
+        values, axes, others = principal_axes(z - middle, rank)
+        typical = (values.sum() + others * (len(middle) - rank)) / len(middle)
         # Where the features do not move at all, any step would be infinitely far, and rounding is a step.
-        rest = values[rank:].mean().clamp_min(NARROWEST**2 * values.mean()).clamp_min(1e-30)
+        rest = others.clamp_min(NARROWEST**2 * typical).clamp_min(1e-30)
         self.middle.copy_(middle)
-        self.axes.copy_(vectors[:, :rank])
-        self.spread.copy_(values[:rank].clamp_min(rest).sqrt())
+        self.axes.copy_(axes)
+        self.spread.copy_(values.clamp_min(rest).sqrt())
         self.rest.copy_(rest.sqrt())
 
     def distance(self, z: Tensor) -> Tensor:
@@ -77,13 +80,20 @@ class Fence(nn.Module):
         return (SLOPE * (self.distance(z) / self.radius - 1)).clamp_min(0).clamp_max(HIGHEST)
 
 
-def principal_axes(moves: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances in falling order and their axes (columns) of (N, D) centred samples. Fewer samples than dimensions have
-    N axes at most: the others' variances are 0, and so are their columns, which leaves them to the rest."""
+def principal_axes(moves: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest `rank` variances of (N, D) centred samples, their axes (columns), and the mean of the other D - rank
+    variances. N samples have N axes at most: further ones are 0, with a variance of 0, which leaves them to the rest.
+    All axes of many dimensions would take a hundred times as long as these few, which are found by iteration."""
     count, width = moves.shape
-    if count >= width:
-        values, vectors = torch.linalg.eigh(moves.T @ moves / count)
-        return values.flip(0), vectors.flip(1)
-    _, lengths, axes = torch.linalg.svd(moves, full_matrices=False)
-    values = nn.functional.pad(lengths.square() / count, (0, width - count))
-    return values, nn.functional.pad(axes.T, (0, width - count))
+    if width <= min(WIDEST, count):
+        values, axes = (each.flip(-1) for each in torch.linalg.eigh(moves.T @ moves / count))
+    elif count <= FEWEST:
+        _, lengths, rows = torch.linalg.svd(moves, full_matrices=False)
+        values, axes = lengths.square() / count, rows.T
+    else:
+        with own_randomness(moves.device, 0):
+            _, lengths, axes = torch.svd_lowrank(moves, min(3 * rank + 10, count, width), niter=6)
+        values = lengths.square() / count
+    values, missing = values[:rank], max(rank - len(values), 0)
+    others = (moves.square().sum() / count - values.sum()).clamp_min(0) / max(width - rank, 1)
+    return nn.functional.pad(values, (0, missing)), nn.functional.pad(axes[:, :rank], (0, missing)), others

@@ -35,7 +35,7 @@ def report(
     if format not in FORMATS:
         raise EowError(f"there is no report as {format!r}: choose one of {', '.join(FORMATS)}")
     out = Path(out)
-    meant = next((name for name, suffix in SUFFIX.items() if out.suffix == f".{suffix}"), format)
+    meant = next((name for name, suffix in SUFFIX.items() if out.suffix.lower() == f".{suffix}"), format)
     if meant != format and not out.is_dir():
         raise EowError(
             f"{out} is no name for a report as {format}: end it in .{SUFFIX[format]}, or choose --format {meant}"

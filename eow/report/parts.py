@@ -35,6 +35,9 @@ class Table:
     rows: list[list[Cell]]
     caption: str
 
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.header) for row in self.rows), f"{self.key}: cells without a heading"
+
 
 @dataclass(frozen=True)
 class Series:

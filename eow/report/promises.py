@@ -10,6 +10,12 @@ from eow.report.gather import Bunch, Loaded
 from eow.report.parts import Cell, Table
 from eow.report.tables import figure_cell, name_of
 
+POINTS = ", points"
+TITLES = {
+    "accuracy": ("accuracy", POINTS), "ece": ("ECE", POINTS), "ece_renormalised": ("ECE of K", POINTS),
+    "nll": ("NLL", ""), "nll_renormalised": ("NLL of K", ""),
+}  # fmt: skip
+
 
 def differences(bunch: Bunch, rate: float | None) -> Table | None:
     """Every method against vanilla, seed by seed on the same samples, where both have the same seeds."""
@@ -17,7 +23,7 @@ def differences(bunch: Bunch, rate: float | None) -> Table | None:
     if vanilla is None or len(vanilla.first.known.label) < FEWEST:
         return None
     seeds = [run.seed for run in vanilla.runs]
-    rows = []
+    rows, found = [], []
     for group in bunch.groups:
         if group is vanilla or [run.seed for run in group.runs] != seeds:
             continue
@@ -26,8 +32,8 @@ def differences(bunch: Bunch, rate: float | None) -> Table | None:
     if not rows:
         return None
     header = ["method"]
-    for title in ("accuracy, points", "ECE, points", "NLL", "NLL of K"):
-        header += [title, f"p ({title.partition(',')[0]})"]
+    for title, unit in (TITLES[line.figure] for line in found):
+        header += [f"{title}{unit}", f"p ({title})"]
     spread = "" if len(seeds) == 1 else " and, between the seeds, a t-test"
     caption = (
         f"The method minus {vanilla.label}, seed by seed, with 95 % intervals: both sides see the same resampled test "
@@ -37,7 +43,7 @@ def differences(bunch: Bunch, rate: float | None) -> Table | None:
 
 
 def difference_cells(line: Any) -> list[Cell]:
-    factor, digits = (100, 2) if line.figure in ("accuracy", "ece") else (1, 3)
+    factor, digits = (100, 2) if TITLES[line.figure][1] == POINTS else (1, 3)
     value, low, high = (factor * number for number in (line.difference, line.low, line.high))
     beside = f"[{low:+.{digits}f}, {high:+.{digits}f}]"
     return [
