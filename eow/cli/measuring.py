@@ -112,16 +112,16 @@ def show_metrics(title: str, metrics: dict[str, Any]) -> None:
     if others:
         scores = [name for name in SCORES if any(f"auroc_{name}" in each for each in others.values())]
         best = "unknown" if "unknown" in scores else "confidence"
-        columns = ["unknowns", "kind", *(name.replace("_", " ") for name in scores), f"FPR95, {best}"]
-        columns += ["mean confidence", "mean unknown"]
-        cells = [
-            [
-                name, each["kind"], *(row("", f"auroc_{score}", of=name)[1] for score in scores),
-                f"{100 * each[f'fpr95_{best}']:.2f}", f"{each['confidence']:.4f}", row("", "unknown", 1, 4, of=name)[1],
-            ]
-            for name, each in others.items()
-        ]  # fmt: skip
-        print_table("AUROC % of known against unknown, by each score", columns, cells)
+        columns = [
+            "unseen classes" if name == "unknown" else f"{name} ({each['kind']})" for name, each in others.items()
+        ]
+
+        def line(label: str, figure: str, factor: float = 100, digits: int = 2) -> list[str]:
+            return [label, *(row("", figure, factor, digits, of=name)[1] for name in others)]
+
+        lines = [line(f"AUROC % by {score.replace('_', ' ')}", f"auroc_{score}") for score in scores]
+        lines += [line(f"FPR95 % by {best}", f"fpr95_{best}"), line("mean confidence", "confidence", 1, 4)]
+        print_table("", ["known against unknown", *columns], [*lines, line("mean unknown", "unknown", 1, 4)])
     if "corruptions" in metrics:
         show_corruptions(metrics["corruptions"])
 
