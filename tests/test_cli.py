@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from eow import cli
+from eow.cli.options import ORDER
 from eow.data import load as load_data
 from eow.methods import METHODS
 from eow.predicting import predict as eow_predict
@@ -557,6 +559,14 @@ def test_a_contact_sheet_of_corruptions_is_drawn(pictures: Path, call, tmp_path:
     refused(call(*sheets, "cifar10", "--root", tmp_path), "eow data fetch cifar10")
     refused(call("data", "corruptions", "--data", f"npz:{pictures}", "--out", tmp_path / "s.jpg"), ".png")
     assert [path.name for path in tmp_path.iterdir()] == ["s.png"]
+
+
+def test_help_lists_commands_in_the_order_of_use(call) -> None:
+    code, out, _ = call("--help")
+    listed = re.findall(r"^│ ([a-z]+) +[A-Z]", out.partition("Commands")[2], re.MULTILINE)
+    assert code == 0
+    assert listed[:3] == ["demo", "train", "evaluate"]
+    assert set(listed) == set(ORDER)
 
 
 def test_data_list_and_verify(call, tmp_path: Path) -> None:

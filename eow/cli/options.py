@@ -1,13 +1,33 @@
 """The app itself, and the options that more than one command has."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from eow.errors import EowError
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="rich")
+ORDER = (
+    "demo", "train", "evaluate", "report", "predict", "threshold", "export", "compare", "bench", "data", "methods",
+    "theory",
+)  # fmt: skip
+
+
+class InOrderOfUse(TyperGroup):
+    """Commands as one comes to need them, not as their modules happen to be imported."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=ORDER.index)
+
+
+app = typer.Typer(
+    cls=InOrderOfUse,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
 
 Root = Annotated[str, typer.Option(help="Where data sets lie; else EOW_DATA, else the user's cache folder.")]
 Unofficial = Annotated[bool, typer.Option("--allow-unofficial", help="Use files whose hash is not the official one.")]
