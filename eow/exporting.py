@@ -50,7 +50,7 @@ class ForTables(nn.Module):
         self.network, self.fence = network(classifier.model_), copy.deepcopy(classifier.fence_)
 
     def forward(self, rows: Tensor) -> Tensor:
-        from eow.estimator import FARTHEST, OUTERMOST  # scikit-learn is imported only where it is needed
+        from eow.rows import FARTHEST, OUTERMOST  # scikit-learn is imported only where it is needed
 
         z = ((rows.double() - self.mean) / self.scale).clamp(-OUTERMOST, OUTERMOST)
         logits = self.network(z.clamp(-FARTHEST, FARTHEST).float())

@@ -18,6 +18,11 @@ def encoded(text: str) -> bytes:
     return "\n".join(map(printable, text.split("\n"))).encode()
 
 
+def shortened(names: list[str]) -> str:
+    """The first three of them, and that there are more."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
 def no_formula(cell: Any) -> Any:
     """A cell of a CSV file. A spreadsheet runs what begins with one of these signs; behind an apostrophe it is text.
     Numbers stay as they are."""

@@ -10,6 +10,7 @@ from eow.data import Dataset, few, holdout_split, known_unknown, load, statistic
 from eow.data.loader import Transform
 from eow.errors import EowError
 from eow.mapping import blocks
+from eow.plain import shortened
 from eow.seeds import derive
 
 FEW = 50  # different rows of a test set
@@ -96,10 +97,10 @@ def tell_of_untested(train: Dataset, test: Dataset) -> None:
     """Of a class that has one sample, or a few, the cut may leave none to test."""
     untested = [train.classes[label] for label in np.setdiff1d(train.labels, test.labels)]
     if untested:
-        named = ", ".join(untested[:3]) + (", ..." if len(untested) > 3 else "")
         warnings.warn(
-            f"{train.name}: {len(untested)} of {len(train.classes)} classes have no test sample ({named}), so no "
-            "figure speaks of them: give each five samples or more, or a test split of its own",
+            f"{train.name}: {len(untested)} of {len(train.classes)} classes have no test sample "
+            f"({shortened(untested)}), so no figure speaks of them: give each five samples or more, or a test split of "
+            "its own",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -19,6 +19,7 @@ import numpy as np
 from eow.data.dataset import Dataset, split_80_20
 from eow.data.files import is_file, most_unpacked, reason
 from eow.errors import EowError
+from eow.plain import shortened
 
 LABEL_COLUMNS = ("label", "class", "target", "y")
 CALL_IT = f"call the label's column {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"
@@ -128,10 +129,9 @@ def _tell_of_untrained(part: Dataset) -> None:
     """`classes` may name some that never occur."""
     absent = [part.classes[label] for label in np.setdiff1d(np.arange(len(part.classes)), part.labels)]
     if absent:
-        named = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
         warnings.warn(
-            f"{part.name}: {len(absent)} of {len(part.classes)} classes have no training sample ({named}): leave their "
-            "names out or give them samples, unless they are unknown classes",
+            f"{part.name}: {len(absent)} of {len(part.classes)} classes have no training sample ({shortened(absent)}): "
+            "leave their names out or give them samples, unless they are unknown classes",
             RuntimeWarning,
             stacklevel=3,
         )
