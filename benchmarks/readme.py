@@ -5,35 +5,28 @@ python benchmarks/readme.py            # writes them between their markers; `mak
 
 import json
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from eow.bench.table import text_cells
-from eow.recipes import CONTROLS
 
 ROOT = Path(__file__).parent.parent
 DIGITS = "records/2026-11-16_demo-full"
 CIFAR = "records/2026-11-16_settled"
-SHORT = "records/2026-11-16_tables"
-BASELINES = "records/2026-11-15_branches"
-WHOLE = "records/2026-11-15_cifar100"  # vanilla with all images
+REST = "records/2026-11-16_methods-30"
 SPEED = "records/2026-11-15_speed-h200"
 TABULAR = "records/2026-11-16_tabular"
-OF_THREE = ("feature_negatives", "noise_negatives", "vos", "trust_score")  # with as many seeds
+OF_THREE = ("eow", "feature_negatives", "noise_negatives", "vos", "trust_score")  # with as many seeds
 
 ABOUT_DIGITS = f"""Digits, 8 and 9 never seen in training, recipe `modern`, mean ± standard deviation over 3 seeds, on
 one CPU thread (`make demo-all`, [record]({DIGITS}/record.md)). Accuracy, ECE and AUROC (confidence, known against
 unseen) in %:
 """
-ABOUT_CIFAR = f"""CIFAR-100, ResNet-50, one H200 ([record]({CIFAR}/record.md) with plan, commands and paired
-differences). Mean ± standard deviation over seeds, with 894 of 50,000 images held out. ECE in % and, in brackets, what
+ABOUT_CIFAR = f"""CIFAR-100, ResNet-50, 30 epochs, one H200 ([record]({CIFAR}/record.md) with plan, commands and
+paired differences; rows with * or ¹ are of [another]({REST}/record.md)). Mean ± standard deviation over 5 seeds, with *
+over seeds 0, 1, 2, with ¹ seed 0 alone; 894 of 50,000 images are held out, none with °. ECE in % and, in brackets, what
 a calibrated model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by vanilla's confidence
-{{near}} after 30 epochs), noise and permuted pixels by unknown, without one by confidence. 30 epochs, 5 seeds:
-"""
-ABOUT_BASELINES = f"""15 epochs, {{seeds}} seeds ([record]({SHORT}/record.md)); with * seeds 0, 1, 2; with ° all images
-as well, on which vanilla has {{accuracy}} %, ECE {{ece}} and NLL {{nll}}
-([record]({WHOLE}/record.md); the methods but dble: [record]({BASELINES}/record.md)). ova_dm, of which five other
-settings were tried, and dble have not learnt in 15 epochs, jem diverged:
+{{near}}), noise and permuted pixels by unknown, without one by confidence. jem diverged. After 15 epochs,
+and beside the paper's figures: [what reproduces](docs/reproduction.md#table-1-calibration).
 """
 ABOUT_TABULAR = f"""`EOWClassifier` beside scikit-learn's classifiers with their defaults, five splits
 (`python benchmarks/tabular.py`, [record]({TABULAR}/record.md) with its caveats). AUROC % of unknown, for the others of
@@ -67,46 +60,23 @@ def digits_table() -> str:
 
 def cifar_table() -> str:
     """The recipe on CIFAR-100 beside vanilla, the other methods and the controls."""
-    long, short, three, dble, before, rest, whole = (
+    long, controls, methods, found = (
         {row["method"]: row["figures"] for row in json.loads((ROOT / folder / "table.json").read_text())["rows"]}
-        for folder in (
-            f"{CIFAR}/cifar100-30",
-            f"{SHORT}/cifar100-15",
-            f"{SHORT}/cifar100-15-controls",
-            f"{SHORT}/cifar100-15-dble",
-            f"{BASELINES}/core",
-            f"{BASELINES}/rest",
-            f"{WHOLE}/main",
-        )
+        for folder in (f"{CIFAR}/cifar100-30", f"{REST}/controls", f"{REST}/methods", f"{REST}/found")
     )
-    seeds = list(short["eow"]["NLL"]["by_seed"])
-    same = {name: over(seeds, before[name]) for name in ("vanilla", "temperature", "shrink")}
-    fewer = {f"{method} *": three[method] for method in ("eow", *OF_THREE)}
-    starred = {f"{method} *°": figures for method, figures in {**rest, **dble}.items() if method not in CONTROLS}
-    titled = {**same, **{name: short[name] for name in ("eow", "mixed_negatives")}, **fewer, **starred}
+    fewer = {f"{method} *": controls[method] for method in OF_THREE}
+    others = {f"{method} *°": figures for method, figures in methods.items()}
+    once = {f"{method} ¹°": figures for method, figures in found.items()}
     header = ["method", "accuracy %", "ECE % (null)", "NLL", "NLL of K", "CIFAR-10", "SVHN", "noise", "permuted"]
-    after_30, after_15 = (
-        markdown(header, [[title, *cifar_cells(figures)] for title, figures in rows.items()]) for rows in (long, titled)
-    )
+    rows = [[title, *cifar_cells(figures)] for title, figures in {**long, **fewer, **others, **once}.items()]
     near = [f"{100 * long['vanilla'][f'AUROC confidence %: {name}']['mean']:.1f}" for name in ("cifar10", "svhn")]
-    accuracy, ece, nll = cifar_cells(whole["vanilla"])[:3]
-    baselines = ABOUT_BASELINES.format(seeds=len(seeds), accuracy=accuracy, ece=ece, nll=nll)
-    return f"{ABOUT_CIFAR.format(near=' and '.join(near))}\n{after_30}\n\n{baselines}\n{after_15}"
-
-
-def over(seeds: list[str], figures: dict[str, Any]) -> dict[str, Any]:
-    """The same figures over some of their seeds."""
-    found: dict[str, Any] = {}
-    for name, figure in figures.items():
-        values = [figure["by_seed"].get(seed) for seed in seeds]
-        absent = None in values
-        found[name] = {"mean": None if absent else mean(values), "std": None if absent else stdev(values)}
-    return found
+    return f"{ABOUT_CIFAR.format(near=' and '.join(near))}\n{markdown(header, rows)}"
 
 
 def cifar_cells(figures: dict[str, Any]) -> list[str]:
     def spread(name: str, factor: int, digits: int) -> str:
-        return " ± ".join(f"{factor * figures[name][key]:.{digits}f}" for key in ("mean", "std"))
+        known = [figures[name][key] for key in ("mean", "std") if figures[name][key] is not None]
+        return " ± ".join(f"{factor * each:.{digits}f}" for each in known)
 
     cells = [spread("accuracy %", 100, 2), spread("ECE %", 100, 2), spread("NLL", 1, 3), spread("NLL of K", 1, 3)]
     cells[1] += f" ({100 * figures['null ECE %']['mean']:.2f})"

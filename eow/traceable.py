@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from eow.errors import EowError
 from eow.methods.base import Method, Prediction, closed_prediction, label_or_unknown, shifted_prediction
-from eow.methods.dble import DBLE, distances
+from eow.methods.dble import DBLE
+from eow.methods.distances import distances
 from eow.methods.shrink import Shrink
 from eow.methods.temperature import Temperature
 from eow.models import GaussianNoise

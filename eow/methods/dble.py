@@ -35,6 +35,7 @@ from torch.nn.functional import cross_entropy
 from eow.data.loader import Batches, Episode
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction
+from eow.methods.distances import distances
 from eow.methods.holdout import checked
 from eow.models import SplitModel, frozen_statistics
 
@@ -53,11 +54,6 @@ class DBLEOptions(NoOptions):
     width: int = 512  # hidden units of the confidence net
     dropout: float = 0.5  # in the confidence net
     draws: int = 10  # for the confidence of a prediction
-
-
-def distances(features: Tensor, centres: Tensor) -> Tensor:
-    """(N, D) and (K, D) -> (N, K), from differences: |h|² - 2hc + |c|² would leave rounding errors near a centre."""
-    return torch.cdist(features, centres, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def masked_mean(values: Tensor, wanted: Tensor) -> Tensor:

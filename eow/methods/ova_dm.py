@@ -32,6 +32,7 @@ from torch.nn.functional import one_hot, softplus
 
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction
+from eow.methods.distances import distances
 from eow.models import SplitModel
 
 # The square of the smallest distance there is: at distance 0 the norm has no gradient, and log(1 - p) of `two_sigmoid`
@@ -56,10 +57,7 @@ class Distances(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
-            # Not by |f|² - 2fw + |w|², which leaves rounding errors alone where a feature meets its centre.
-            exact = torch.cdist(
-                features.float(), self.scale * self.centres, compute_mode="donot_use_mm_for_euclid_dist"
-            )
+            exact = distances(features.float(), self.scale * self.centres)
             return -(exact.square() + SMALLEST).sqrt()
 
 
