@@ -19,13 +19,16 @@ Ours, `modern`. Digits with 8 and 9 unseen, three seeds (records/2026-11-16_demo
     mixed_negatives   98.5       1.1    .048   95.8    .006 / .132
     vos               98.5       1.0    .044   95.5    .004 / .058
 
-CIFAR-100, ResNet-50, branches of one trunk (NLL of K, AUROC by unknown). 30 epochs, five seeds
-(records/2026-11-16_settled; vanilla on the same images 75.8, 8.3, .932), and below 15 epochs, three seeds
+CIFAR-100, ResNet-50, branches of one trunk, three seeds (NLL of K, AUROC by unknown). 30 epochs
+(records/2026-11-16_methods-30; vanilla on the same images 75.7, 8.2, .932), and below 15 epochs
 (records/2026-11-16_tables; 71.2, 5.4, 1.017):
 
                         accuracy   ECE    NLL     noise   permuted
-    eow                 76.1       1.7    .848    98      100
-    mixed_negatives     75.6       1.1    .856    48      65
+    eow                 75.9       1.9    .850    97      100
+    feature_negatives   75.8       1.5    .852    69      85
+    noise_negatives     75.7       1.7    .862    44      67
+    mixed_negatives     75.6       1.1    .858    42      67
+    vos                 75.8       1.6    .852    71      86
 
     eow                 71.2       1.2    .988    99      100
     feature_negatives   71.2       1.3    .993    43      53
