@@ -49,8 +49,8 @@ MODERN_MLP_SETTINGS: dict[str, Table] = {
     "vos": {"method": {"buffer_size": 1000}},  # four times the features there are
 }
 # Where to start from, not a measured recommendation: first found on digits' test accuracy, then compared again with the
-# settings named here on held-out training data as above, but with one seed (ResNet-18, 12 epochs of batches of 64). What
-# OvA DM and DBLE want on CIFAR-100 is in its grids (benchmarks/cifar100.toml): a few images do not bear such rates.
+# settings named here on held-out training data as above, but with one seed (ResNet-18, 12 epochs of batches of 64).
+# What OvA DM and DBLE want on CIFAR-100 is in its grids (benchmarks/cifar100.toml): few images do not bear such rates.
 MODERN_CONVNET_SETTINGS: dict[str, Table] = {
     # Without normalisation and with Adam, as published: NLL 0.03, accuracy 98.7 %. With batch norm it diverged with SGD
     # at 0.2 and reached 1.04 and 67 % with this Adam.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from problems import blobs
 
-from eow import paper
+from eow import paper, storage
 from eow.bench.beside import paper_figure
 from eow.bench.columns import FIGURES, OF_OUTLIERS, RANKINGS, SCORES, column_of, figures_of, value_at
 from eow.bench.grid import Grid, read_grid
@@ -195,6 +195,21 @@ def test_a_hash_follows_the_files_that_a_reader_sees_and_their_names(tmp_path: P
         place.parent.mkdir(exist_ok=True)
         place.write_text(text)
     assert files_hash(f"folder:{one}") != files_hash(f"folder:{two}")
+
+
+def test_the_cells_of_a_grid_read_a_users_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, labels = blobs()
+    np.savez(tmp_path / "own.npz", x=inputs, y=labels)
+    read: list[Path] = []
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return storage.file_hash(path)
+
+    monkeypatch.setattr("eow.bench.hashes.file_hash", counted)
+    grid = grid_of(tmp_path, TEXT.replace('"digits"', f'"npz:{tmp_path}/own.npz"'))
+    assert len(grid.cells) > 1
+    assert read == [tmp_path / "own.npz"]
 
 
 def test_a_hash_follows_what_permuted_outliers_are_made_of(tmp_path: Path) -> None:

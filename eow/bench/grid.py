@@ -128,16 +128,17 @@ def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: 
             raise EowError(
                 f"there are settings for {name!r}, which is not among grid.methods: add it or leave them out"
             )
-    cells = []
+    cells: list[Cell] = []
+    files: dict[str, str] = {}
     for row, points, method in rows_of(axes, methods):
         laid = (table.get("settings", {}), own.get(method, {}), *(p.settings for p in points))
         for seed in counted:
             config = configs.resolve(*laid, settings, {"method": {"name": method}, "seed": seed})
-            cells.append(make_cell(config, row, points))
+            cells.append(make_cell(config, row, points, files))
     check_match(about.get("paper", {}), listed(about, "methods"))
     return Grid(
         about["name"], str(about.get("title", about["name"])), size, axes, columns, about.get("paper", {}),
-        corruptions, with_vanilla(cells), text,
+        corruptions, with_vanilla(cells, files), text,
     )  # fmt: skip
 
 
@@ -231,15 +232,16 @@ def rows_of(axes: tuple[Axis, ...], methods: list[str]) -> list[tuple[tuple[str,
     return rows
 
 
-def make_cell(config: RunConfig, row: tuple[str, ...], points: tuple[Point, ...]) -> Cell:
-    digest = config_hash(configs.to_table(config))
+def make_cell(config: RunConfig, row: tuple[str, ...], points: tuple[Point, ...], files: dict[str, str]) -> Cell:
+    """`files`: hashes of a user's files that other cells have asked for already."""
+    digest = config_hash(configs.to_table(config), files)
     data = re.sub(r"[^A-Za-z0-9_-]+", "-", config.data.name).strip("-")[-24:]
     name = f"{data}-{config.model.name}-{config.method.name}-s{config.seed}-{digest[:10]}"
     title = ", ".join([*(point.title for point in points), config.method.name, f"seed {config.seed}"])
     return Cell(name, digest, row, title, config.seed, config)
 
 
-def with_vanilla(cells: list[Cell]) -> tuple[Cell, ...]:
+def with_vanilla(cells: list[Cell], files: dict[str, str]) -> tuple[Cell, ...]:
     """The cells, and before them a hidden one for each vanilla run that post-hoc methods share and no row has."""
     from eow.methods import method_named
     from eow.methods.vanilla import VanillaOptions
@@ -248,7 +250,7 @@ def with_vanilla(cells: list[Cell]) -> tuple[Cell, ...]:
     hidden: dict[str, Cell] = {}
     for cell in cells:
         if method_named(cell.config.method.name).post_hoc:
-            vanilla = make_cell(replace(cell.config, method=VanillaOptions()), (), ())
+            vanilla = make_cell(replace(cell.config, method=VanillaOptions()), (), (), files)
             if vanilla.name not in present:
                 title = f"vanilla for {cell.title}" if vanilla.name not in hidden else hidden[vanilla.name].title
                 hidden[vanilla.name] = replace(vanilla, title=title, hidden=True)

@@ -10,15 +10,20 @@ from eow.runfolder import ELSEWHERE
 from eow.storage import file_hash
 
 
-def config_hash(table: Table) -> str:
-    """One hash of all settings that decide what comes out of a run, and of a user's own files that it reads."""
+def config_hash(table: Table, known: dict[str, str] | None = None) -> str:
+    """One hash of all settings that decide what comes out of a run, and of a user's own files that it reads. Those of
+    `known` are not read again: the cells of a grid share them."""
     kept = {
         section: {key: each for key, each in value.items() if (section, key) not in ELSEWHERE}
         if isinstance(value, dict)
         else value
         for section, value in table.items()
     }
-    own = {name: files_hash(name) for name in (table["data"]["name"], *table["data"]["outliers"]) if ":" in name}
+    known = {} if known is None else known
+    own = {}
+    for name in (table["data"]["name"], *table["data"]["outliers"]):
+        if ":" in name:
+            own[name] = known[name] = known[name] if name in known else files_hash(name)
     return hashlib.sha256(json.dumps([kept, own] if own else kept, sort_keys=True).encode()).hexdigest()
 
 

@@ -37,21 +37,24 @@ def start(grid: Grid, runs: Path) -> Progress:
     for cell in grid.cells:
         progress.cells.setdefault(cell.name, cell)  # two rows may show one run
     needed = {cell.needs for cell in grid.cells}
+    files: dict[str, str] = {}
     for cell in sorted(progress.cells.values(), key=lambda cell: cell.name not in needed):
-        if is_finished(runs / cell.name, cell.hash, grid.corruptions and not cell.hidden):
+        if is_finished(runs / cell.name, cell.hash, grid.corruptions and not cell.hidden, files):
             progress.finished[cell.name] = 0.0
         else:
             progress.waiting.append(cell)
     return progress
 
 
-def is_finished(folder: Path, wanted: str, corruptions: bool) -> bool:
-    """Whether the folder holds a complete run with exactly these settings, whatever it is called."""
+def is_finished(folder: Path, wanted: str, corruptions: bool, files: dict[str, str] | None = None) -> bool:
+    """Whether the folder holds a complete run with exactly these settings, whatever it is called. `files`: hashes of a
+    user's files that other runs have asked for already."""
     try:
         storage.read_json(folder / "summary.json", "metrics", "train_seconds")
         if corruptions:
             storage.read_json(folder / "corruptions.json", "severity")
-        return config_hash(configs.to_table(configs.from_table(storage.read_json(folder / "config.json")))) == wanted
+        config = configs.from_table(storage.read_json(folder / "config.json"))
+        return config_hash(configs.to_table(config), files) == wanted
     except EowError:
         return False
 
