@@ -25,8 +25,8 @@ ABOUT_CIFAR = f"""CIFAR-100, ResNet-50, 30 epochs, one H200 ([record]({CIFAR}/re
 paired differences; rows with * or ¹ are of [another]({REST}/record.md)). Mean ± standard deviation over 5 seeds, with *
 over seeds 0, 1, 2, with ¹ seed 0 alone; 894 of 50,000 images are held out, none with °. ECE in % and, in brackets, what
 a calibrated model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by vanilla's confidence
-{{near}}), noise and permuted pixels by unknown, without one by confidence. jem diverged. After 15 epochs,
-and beside the paper's figures: [what reproduces](docs/reproduction.md#table-1-calibration).
+{{near}}), noise and permuted pixels by unknown where one was trained, else by confidence. jem diverges within three
+epochs. After 15, and beside the paper's figures: [what reproduces](docs/reproduction.md#table-1-calibration).
 """
 ABOUT_TABULAR = f"""`EOWClassifier` beside scikit-learn's classifiers with their defaults, five splits
 (`python benchmarks/tabular.py`, [record]({TABULAR}/record.md) with its caveats). AUROC % of unknown, for the others of
@@ -144,6 +144,8 @@ def rendered(text: str) -> str:
         ("speed", speed_table),
     ):
         begin, end = f"<!-- table: {name} -->\n", f"\n<!-- end: {name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise SystemExit(f"README.md must have {begin.strip()} and {end.strip()} once each: mend it by hand")
         before, rest = text.split(begin)
         text = before + begin + table() + end + rest.split(end)[1]
     return text

@@ -306,3 +306,14 @@ def test_numpys_integers_are_integers() -> None:
     images = photographs(2)
     assert (corrupt(images, "fog", np.int64(2), np.uint8(3)) == corrupt(images, "fog", 2, 3)).all()
     assert corrupt(images, "fog", 2, 2**80).shape == images.shape
+
+
+def test_a_thread_born_afterwards_has_as_many_of_torchs_as_before() -> None:
+    """In a process of its own: the number is torch's for all threads to come, and other tests may have set it."""
+    code = (
+        "import numpy as np, torch; from threading import Thread; from eow.data.corruptions import corrupt;"
+        "torch.set_num_threads(2); corrupt(np.zeros((300, 3, 32, 32), np.uint8), 'contrast', 1);"
+        "late = Thread(target=lambda: print(torch.get_num_threads())); late.start(); late.join()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2"]

@@ -17,9 +17,9 @@ def gradients(of: object, features: Tensor, centres: Tensor, weight: Tensor) -> 
 
 
 @pytest.mark.parametrize("distance", [1.0, 1e-2, 1e-3])
-def test_values_and_gradients_are_those_of_the_differences_even_near_a_centre(distance: float) -> None:
+def test_values_and_gradients_are_those_of_the_differences_near_a_centre_too(distance: float) -> None:
     """A feature at `distance` from its centre, both at norm 6: |h|² - 2hc + |c|² in float32 would be off by more than
-    the smallest distance here."""
+    the smallest distance here. The gradient may be off by 1e-6 / distance of itself, 1e-7 |h| / d and some."""
     stream = torch.Generator().manual_seed(0)
     centres = torch.randn(7, 512, generator=stream)
     centres *= 6 / centres.norm(dim=1, keepdim=True)
@@ -30,7 +30,7 @@ def test_values_and_gradients_are_those_of_the_differences_even_near_a_centre(di
     found = distances(features, centres)
     assert torch.allclose(found.double(), by_hand(*exact[:2]), rtol=1e-5)
     for mine, wanted in zip(gradients(distances, features, centres, weight), gradients(by_hand, *exact)):
-        assert (mine - wanted).norm() < 1e-5 / distance * wanted.norm()
+        assert (mine - wanted).norm() < 1e-6 / distance * wanted.norm()
 
 
 def test_the_gradient_is_that_of_finite_differences() -> None:

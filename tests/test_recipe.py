@@ -1,5 +1,5 @@
 """Branches of a shared trunk are the runs they would have been by themselves: eow/branching.py, benchmarks/branches.py
-that fills a grid with them, and the search, benchmarks/recipe.py."""
+that fills a grid with them, and the searches, benchmarks/recipe.py and settings.py."""
 
 import sys
 from pathlib import Path
@@ -16,11 +16,13 @@ from eow.branching import branch, never, trunk
 from eow.config import resolve
 from eow.data.sets import load_sets
 from eow.distributed import Place
+from eow.errors import EowError
 from eow.metrics import ece, nll
 from eow.runs import begin
 from eow.training import Diverged, Training
 
 recipe, branches = script("benchmarks/recipe.py"), script("benchmarks/branches.py")
+settings = script("benchmarks/settings.py")
 DATA = {"name": "digits", "holdout": 0.3}
 HIDDEN = {"hidden": [16, 16]}
 
@@ -181,3 +183,29 @@ def test_a_search_s_temperature_is_judged_by_samples_it_has_not_seen() -> None:
     assert found["T"] == pytest.approx(3, rel=0.03)
     assert found["nll"] == pytest.approx(nll(h, labels), rel=0.005)
     assert found["ece"] == pytest.approx(ece(h.max(1), h.argmax(1) == labels), abs=0.003)
+
+
+def test_a_trial_is_measured_on_what_it_was_not_trained_on() -> None:
+    """Against a training by hand with the same settings, and no test set is read for it."""
+    common = {"data": DATA, "model": HIDDEN, "method": {"name": "ova_dm"}, "train": {"epochs": 3}, "seed": 0}
+    row, data = settings.trial("train.lr=0.01 method.loss=two_sigmoid", common, None)
+    wishes = {"method": {"name": "ova_dm", "loss": "two_sigmoid"}, "train": {"epochs": 3, "lr": 0.01}}
+    training = begin(resolve({**common, **wishes}), data, Place(torch.device("cpu")))
+    list(training.epochs())
+    method = training.method.eval()
+    with torch.no_grad():
+        said = method.answer(data.transform(torch.from_numpy(data.holdout.inputs)))
+    correct = said.label.numpy() == data.holdout.labels
+    assert row["held_out"] == len(correct)
+    assert row["accuracy"] == pytest.approx(correct.mean())
+    of_k = (said.probs / said.probs.sum(1, keepdim=True)).double().numpy()
+    assert row["nll_of_k"] == pytest.approx(nll(of_k, data.holdout.labels), rel=1e-5)
+    assert len(row["epochs"]) == 3
+
+
+def test_a_trial_that_diverges_says_why_and_settings_of_the_data_are_refused() -> None:
+    common = {"data": DATA, "model": HIDDEN, "method": {"name": "vanilla"}, "train": {"epochs": 2, "rollbacks": 0}}
+    row, data = settings.trial("train.optimizer=sgd train.lr=1e18 train.schedule=constant", common, None)
+    assert "lower train.lr" in row["trouble"]
+    with pytest.raises(EowError, match="data is the same in all trials"):
+        settings.trial("data.limit=20", common, data)

@@ -71,6 +71,7 @@ def in_chunks(images: Any, name: str, severity: int, seed: int, first: int) -> A
         workers = min(torch.get_num_threads(), MOST_THREADS)
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             list(pool.map(chunk, starts))
+        torch.set_num_threads(torch.get_num_threads())  # a thread born later would have the pool's one
     else:
         for start in starts:
             chunk(start)
