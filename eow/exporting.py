@@ -187,4 +187,7 @@ def network(model: Any) -> SplitModel:
     try:
         return copy.deepcopy(split).cpu().float().eval()
     except (RuntimeError, TypeError) as error:
-        raise EowError(f"the model cannot be copied ({first_line(error)}): delete tensors it keeps") from error
+        raise EowError(
+            f"the model cannot be copied ({first_line(error)}): call it once inside torch.no_grad(), so that it keeps "
+            "no tensors of an earlier forward pass with gradients"
+        ) from error

@@ -138,7 +138,8 @@ def fit(
     training = Fitting(trained, batches, settings, place, seed, bar=training_bar(progress))
     if isinstance(model, UpgradedModel) and isinstance(trained, EOW):
         trained.stream.manual_seed(derive("raise", seed))
-        begin(model, trained, x, y)
+        with own_randomness(place.device, seed):  # a model may draw in evaluation too
+            begin(model, trained, x, y)
     for _ in training.epochs():
         pass
     if isinstance(trained, EOW):

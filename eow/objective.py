@@ -127,6 +127,7 @@ class OpenWorldLoss(nn.Module):
         self.last: dict[str, Tensor] = {}
         # In a list: registered, the method would put the model into the state dict a second time.
         self._method: list[OutlierEOW] = []
+        self._begun = False
 
     def forward(self, x: Tensor, y: Tensor, unknown: Tensor | None = None) -> Tensor:
         self.check(x, y, unknown)
@@ -167,9 +168,11 @@ class OpenWorldLoss(nn.Module):
             rank = torch.distributed.get_rank() if in_parallel() else 0
             made.prepare(x.device, rank)
             made.stream.manual_seed(derive("loss", self.seed, rank))
+            self._method, self._begun = [made], False
+        if torch.is_grad_enabled() and not self._begun:  # without gradients it is only measured, and stays as it is
             if isinstance(self.model, UpgradedModel):
-                begin(self.model, made, x, y)
-            self._method = [made]
+                begin(self.model, self._method[0], x, y)
+            self._begun = True
         return self._method[0]
 
 
@@ -191,11 +194,12 @@ def needs_split(model: Any) -> None:
 
 
 def floating_type(model: nn.Module) -> torch.dtype:
-    """The precision the model's inputs are wanted in, which must be one that can be trained in."""
-    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
-    if dtype in (torch.float16, torch.bfloat16):
+    """The precision the model's inputs are wanted in; all weights must be in one that can be trained in."""
+    types = [each.dtype for each in model.parameters() if each.is_floating_point()] or [torch.float32]
+    if coarse := [each for each in types if each in (torch.float16, torch.bfloat16)]:
+        some = "" if len(coarse) == len(types) else "some of "
         raise EowError(
-            f"the model's weights are {dtype}, whose steps are too coarse to train: call model.float() first, and use "
-            "autocast for speed (eow.fit does on a GPU)"
+            f"{some}the model's weights are {coarse[0]}, whose steps are too coarse to train: call model.float() "
+            "first, and use autocast for speed (eow.fit does on a GPU)"
         )
-    return dtype
+    return types[0]

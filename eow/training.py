@@ -92,10 +92,16 @@ def distributed(method: Method, place: Place) -> DistributedDataParallel:
 
 
 def hold_frozen_norms(module: nn.Module) -> None:
-    """Evaluation mode for norm layers whose parameters are all frozen: else their statistics would still move."""
-    for layer in module.modules():
-        own = list(layer.parameters(recurse=False))
-        if isinstance(layer, _NormBase) and own and not any(each.requires_grad for each in own):
+    """Evaluation mode for norm layers whose parameters are all frozen, or, where they have none, those of the module
+    that they lie in: else their statistics would still move."""
+    for path, layer in module.named_modules():
+        if not isinstance(layer, _NormBase):
+            continue
+        own, around = list(layer.parameters()), path
+        while not own and around:
+            around = around.rpartition(".")[0]
+            own = list(module.get_submodule(around).parameters())
+        if own and not any(each.requires_grad for each in own):
             layer.eval()
 
 

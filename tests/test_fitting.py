@@ -947,3 +947,52 @@ def test_what_is_no_input_is_a_sentence(call, sentence: str) -> None:
     model = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     with pytest.raises(EowError, match=sentence):
         call(model, x, y)
+
+
+def test_a_loss_that_is_only_measured_leaves_the_model_as_it_was() -> None:
+    """Before and after a fit, without gradients or in inference mode; the first call with them begins a training."""
+    x, y = torch.randn(64, 8), torch.arange(64) % 3
+    model = upgrade(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
+    fit(model, (x, y), epochs=1)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    loss = OpenWorldLoss(model, lam=0.3)
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            assert loss(x, y).isfinite()
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    loss(x, y).backward()
+    assert model.odds == pytest.approx(0.3)
+
+
+def test_norms_without_parameters_stay_still_in_what_is_frozen() -> None:
+    x, y = torch.randn(64, 8) + 3, torch.arange(64) % 3
+    body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, affine=False), nn.ReLU()).requires_grad_(False)
+    for frozen in (True, False):
+        model = upgrade(nn.Sequential(body.requires_grad_(not frozen), nn.Linear(16, 3)))
+        fit(model, (x, y), epochs=1)
+        assert bool(model.get_buffer("encoder.0.1.running_mean").eq(0).all()) == frozen
+
+
+def test_a_model_that_draws_in_evaluation_is_fitted_the_same_again_and_leaves_the_generator() -> None:
+    class Noise(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return h + 0.3 * torch.randn_like(h)
+
+    x, y = torch.randn(64, 8), torch.arange(64) % 3
+    model = nn.Sequential(nn.Linear(8, 16), Noise(), nn.ReLU(), nn.Linear(16, 3))
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        standing = torch.get_rng_state()
+        upgraded = upgrade(model)
+        fit(upgraded, (x, y), epochs=1, seed=0)
+        assert torch.equal(torch.get_rng_state(), standing)
+        found.append(upgraded.head.bias.detach().clone())
+    assert torch.equal(*found)
+
+
+def test_some_coarse_weights_are_as_good_as_all() -> None:
+    model = upgrade(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
+    model.head.to(torch.bfloat16)
+    with pytest.raises(EowError, match=r"some of the model's weights are torch\.bfloat16"):
+        OpenWorldLoss(model)

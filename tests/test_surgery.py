@@ -1351,3 +1351,218 @@ def test_on_a_gpu() -> None:
     upgraded = upgrade(model, "layer3")
     assert all(tensor.is_cuda for tensor in upgraded.state_dict().values())
     assert torch.equal(upgraded(x)[:, :-1], model(x))
+
+
+class Plain(nn.Module):
+    """Something to build on that ends as it should."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 16)
+        self.fc = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.relu(self.a(x)))
+
+
+class Whitened(nn.Module):
+    """Computes with statistics that change in training: a constant of a graph would be those of the day."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stats = nn.BatchNorm1d(width, affine=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.stats(h)
+        return (h - self.stats.running_mean) / (self.stats.running_var + 1e-5).sqrt()
+
+
+def test_what_is_computed_of_changing_buffers_follows_them() -> None:
+    """The module that does it is closed; a forward that does it itself is refused, and neither leaves a trace."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), Whitened(16), nn.Linear(16, CLASSES))
+    before = state(model)
+    upgraded, x = upgrade(model), 3 * torch.randn(64, 8)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    for each in (model.train(), upgraded.train()):
+        for _ in range(10):
+            each(x)
+    model.eval(), upgraded.eval()
+    assert not torch.equal(model[2].stats.running_var, before["2.stats.running_var"])
+    assert torch.equal(upgraded(x)[:, :-1], model(x))
+
+    class Outermost(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stats = nn.BatchNorm1d(16, affine=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            self.stats(h)
+            return self.fc(h / (self.stats.running_var + 1e-5).sqrt())
+
+    with pytest.raises(EowError, match=r"computes with the buffer stats\.running_var, which changes in training"):
+        upgrade(Outermost())
+
+
+def test_constants_made_of_a_buffer_that_never_changes_are_kept() -> None:
+    class Masked(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.arange(20.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(torch.relu(self.a(x)) + (self.mask[:16] > 3))
+
+    model, x = Masked().eval(), torch.randn(5, 8)
+    assert torch.equal(upgrade(model)(x)[:, :-1], model(x))
+
+
+def test_tensors_that_depend_on_the_mode_are_noticed() -> None:
+    class Scaled(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(torch.relu(self.a(x)) * torch.tensor(0.5 if self.training else 1.0))
+
+    with pytest.raises(EowError, match="something else in training than in evaluation"):
+        upgrade(Scaled())
+
+
+def test_parameters_that_are_not_read_by_their_names_are_refused() -> None:
+    class Shifted(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shifts = nn.ParameterList([torch.ones(16), torch.zeros(16)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(torch.relu(self.a(x)) + sum(self.shifts.parameters()))
+
+    with pytest.raises(EowError, match="parameters that it does not read by their names"):
+        upgrade(Shifted())
+
+
+def test_the_examples_own_rows_are_what_is_compared() -> None:
+    """Of columns that are categories random numbers are none, and where all logits are NaN nothing can be compared."""
+
+    class Categories(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.fc = nn.Embedding(5, 4), nn.Linear(7, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(torch.cat([self.embedding(x[:, 0].long()), x[:, 1:]], 1))
+
+    class Aliased(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.log(self.a.weight.abs().sum() * x)
+            kept = h
+            h += h.square()  # changes `kept` as well, of which a graph knows nothing
+            return self.fc(torch.cat([h, kept], 1))
+
+    x = torch.cat([torch.arange(4.0)[:, None], torch.randn(4, 3)], 1)
+    model = Categories().eval()
+    assert torch.equal(upgrade(model, example=x)(x)[:, :-1], model(x))
+    with pytest.raises(EowError, match="says something else than before"):
+        upgrade(Aliased(), example=torch.rand(4, 8) + 0.1)
+    with pytest.raises(EowError, match=r"logits for a batch of shape .* are not numbers: pass example="):
+        upgrade(nn.Sequential(nn.Linear(8, 16), Negative(), nn.Linear(16, CLASSES)))
+
+
+class Negative(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.log(-h.square() - 1)
+
+
+def test_a_train_of_ones_own_is_kept_or_refused() -> None:
+    class Still(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU())
+
+        def train(self, mode: bool = True) -> "Still":
+            super().train(mode)
+            self.body.eval()
+            return self
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x)
+
+    upgraded = upgrade(nn.Sequential(Still(), nn.Linear(16, CLASSES)))
+    upgraded.train()(torch.randn(64, 8))
+    assert upgraded.get_buffer("encoder.0.body.1.running_mean").eq(0).all()
+
+    class Outermost(Plain):
+        train = Still.train
+
+    with pytest.raises(EowError, match=r"Outermost\.train does more than torch's"):
+        upgrade(Outermost())
+
+
+def test_a_head_whose_weight_is_read_elsewhere_is_refused() -> None:
+    class Reading(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(torch.relu(self.a(x)) + self.fc.weight.mean(0))
+
+    with pytest.raises(EowError, match="reads the weights of its last linear layer, fc"):
+        upgrade(Reading())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", [np.random.default_rng, np.random.RandomState, random.Random])
+def test_decisions_drawn_from_a_generator_of_the_models_own_are_refused(
+    kind: Callable[[int], object], seed: int
+) -> None:
+    class Dropped(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.draws = kind(seed)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.a(x))
+            return self.fc(h if self.training and self.draws.random() < 0.5 else 2 * h)
+
+    model = Dropped()
+    expected = kind(seed).random()  # type: ignore[attr-defined]
+    with pytest.raises(EowError, match="draws random numbers in Python"):
+        upgrade(model, copy=False)
+    assert model.draws.random() == expected
+
+
+def test_the_head_of_a_pair_is_what_speaks_last_wherever_it_is_registered() -> None:
+    class Tail(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.pre = nn.Linear(8, CLASSES), nn.Linear(8, 8)
+
+        def forward(self, h: Tensor) -> Tensor:
+            return self.fc(torch.relu(self.pre(h)))
+
+    tail, x = Tail(), torch.randn(5, 8)
+    expected = tail(x)
+    upgraded = upgrade((nn.Linear(8, 8), tail), copy=False)
+    assert upgraded.head is tail.fc
+    assert torch.equal(tail(x)[:, :-1], expected)
+
+
+def test_names_that_are_words_of_python_and_lazy_buffers_are_told() -> None:
+    class Branches(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch = nn.ModuleDict({"global": nn.Linear(8, 16)})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(torch.relu(self.branch["global"](x)))
+
+    with pytest.raises(EowError, match=r"called 'branch\.global', and global is a word of Python"):
+        upgrade(Branches())
+    lazy = nn.Sequential(nn.Linear(8, 16), nn.LazyBatchNorm1d(affine=False), nn.Linear(16, CLASSES))
+    with pytest.raises(EowError, match="lazy layers"):
+        upgrade(lazy)
+
+
+def test_a_compiled_part_can_be_saved() -> None:
+    upgraded = upgrade(network("lenet")[0])
+    upgraded.encoder.compile(backend="eager")
+    file = io.BytesIO()
+    torch.save(upgraded, file)
+    file.seek(0)
+    again, x = torch.load(file, weights_only=False), torch.randn(2, *network("lenet")[1])
+    assert torch.equal(again.eval()(x), upgraded.eval()(x))

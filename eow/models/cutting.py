@@ -4,6 +4,7 @@ A cut is a place where one tensor carries everything: nothing that was computed 
 what either part can find for itself, which is constants and the size of the batch.
 """
 
+import keyword
 from collections import OrderedDict
 from math import prod
 from typing import Any, NamedTuple
@@ -32,8 +33,8 @@ class Part(fx.GraphModule):
         return code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _, arguments = super().__reduce__()
-        return loaded, arguments
+        _, (body, imports) = super().__reduce__()
+        return loaded, ({key: value for key, value in body.items() if key != "_compiled_call_impl"}, imports)
 
 
 def loaded(body: dict[str, Any], imports: str) -> nn.Module:
@@ -110,6 +111,12 @@ def refuse_names(traced: Traced) -> None:
     for name in sorted({target.partition(".")[0] for target in traced.parts}):
         if hasattr(part, name):
             raise EowError(f"the model has a layer or tensor called {name!r}, a name that torch.fx needs: rename it")
+    for target in traced.parts:
+        if words := [name for name in target.split(".") if keyword.iskeyword(name)]:
+            raise EowError(
+                f"the model has a layer or tensor called {target!r}, and {words[0]} is a word of Python, of which "
+                "torch.fx cannot write code: rename it"
+            )
 
 
 def possible_cuts(traced: Traced, head: fx.Node, seen: tuple[Seen, Seen]) -> dict[str, fx.Node]:

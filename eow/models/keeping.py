@@ -4,6 +4,7 @@ drawn in Python. While a network is read (tracing.py) it is raised as `Lost`, so
 
 import inspect
 import operator
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -161,10 +163,48 @@ def no_autocast() -> Iterator[None]:
         torch.autocast.__enter__ = usual  # type: ignore[method-assign]
 
 
-def generators() -> tuple[Any, ...]:
-    """Where the generators stand that a forward may draw from: torch's, numpy's and Python's."""
+class Derived(TorchFunctionMode):
+    """While a forward is read: of which buffers each tensor was made that is no node of the graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.made_of = {id(each): {name} for name, each in model.named_buffers()}
+        self.alive: list[Tensor] = []  # an address is given away again
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        names = set().union(*(self.names(each) for each in given))
+        for each in pytree.tree_leaves(made) if names else ():
+            if isinstance(each, Tensor) and id(each) not in self.made_of:
+                self.made_of[id(each)] = names
+                self.alive.append(each)
+        return made
+
+    def names(self, tensor: Tensor) -> set[str]:
+        return self.made_of.get(id(tensor), set())
+
+
+def state_and_setter(generator: Any) -> tuple[Any, Any]:
+    """Where a generator stands, and what sets it."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state, lambda state: setattr(generator.bit_generator, "state", state)
+    if isinstance(generator, random.Random):
+        return generator.getstate(), generator.setstate
+    return generator.get_state(), generator.set_state
+
+
+def own_generators(model: nn.Module) -> list[Any]:
+    """Those that modules keep among their attributes."""
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    return [each for module in model.modules() for each in vars(module).values() if isinstance(each, kinds)]
+
+
+def generators(model: nn.Module) -> tuple[Any, ...]:
+    """Where the generators stand that a forward may draw from: torch's, numpy's, Python's and the model's own."""
     _, key, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), np.asarray(key).tobytes(), *rest, random.getstate()
+    own = [pickle.dumps(state_and_setter(each)[0]) for each in own_generators(model)]
+    return torch.get_rng_state().numpy().tobytes(), np.asarray(key).tobytes(), *rest, random.getstate(), *own
 
 
 @contextmanager
@@ -206,12 +246,15 @@ def kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def forked() -> Iterator[None]:
+def forked(model: nn.Module) -> Iterator[None]:
     """All of them afterwards where they were before."""
     numpys, pythons = np.random.get_state(), random.getstate()
+    own = [state_and_setter(each) for each in own_generators(model)]
     try:
         with torch.random.fork_rng([]):
             yield
     finally:
         np.random.set_state(numpys)
         random.setstate(pythons)
+        for state, back in own:
+            back(state)

@@ -18,7 +18,8 @@ SMALL, LARGE = 2, 3  # two batch sizes: what differs between them depends on the
 
 
 def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Tensor:
-    """A random batch that the model can take, of the example's shape or of one guessed from the first layer."""
+    """A batch that the model can take: rows of the example, or random ones of its shape where it is one number all
+    over, or of a shape guessed from the first layer."""
     tensors = [*model.parameters(), *model.buffers()]
     device = tensors[0].device if tensors else torch.device("cpu")
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
@@ -30,9 +31,10 @@ def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Tensor
                 f"the example is {described(example)}: pass a batch of inputs, a tensor whose rows are samples"
             )
         if x.is_floating_point():
-            x = torch.randn(LARGE, *x.shape[1:], generator=generator)
-            return rows_out(model, x.to(device, dtype))
-        return rows_out(model, x[torch.arange(LARGE) % len(x)].to(device))
+            if x.numel() and (x == x.flatten()[0]).all():
+                x = torch.randn(LARGE, *x.shape[1:], generator=generator)
+            x = x.to(device, dtype)
+        return rows_out(model, x.detach()[torch.arange(LARGE) % len(x)].to(device))
     failure = "it has no layer that tells"
     for shape in shapes_for(layers):
         try:
@@ -77,6 +79,11 @@ def rows_out(model: nn.Module, x: Tensor) -> Tensor:
         raise EowError(
             f"the model gives {described(logits)} for a batch of shape {tuple(x.shape)}: it must give one row of "
             "logits for each input"
+        )
+    if not logits.isfinite().any():
+        raise EowError(
+            f"the model's logits for a batch of shape {tuple(x.shape)} are not numbers: pass example=, inputs as it "
+            "wants them"
         )
     return x
 

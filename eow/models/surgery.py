@@ -17,10 +17,11 @@ from torch import Tensor, fx, nn
 
 from eow.errors import EowError
 from eow.models.cutting import PENULTIMATE, Part, Recorder, Seen, one_name_each, possible_cuts, refuse_names, split
+from eow.models.keeping import forked, kept
 from eow.models.layers import FARTHEST
 from eow.models.probing import SMALL, at_rest, described, evaluated, probe
-from eow.models.split import SplitModel, unwrapped
-from eow.models.tracing import PAIR, trace
+from eow.models.split import SplitModel, in_mode, unwrapped
+from eow.models.tracing import PAIR, ROOT, Traced, trace
 from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, widened
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
@@ -102,17 +103,8 @@ def upgrade(
             ) from error
     if isinstance(whole, SplitModel):
         return upgraded_pair(whole, cut, classes, example, unknown)
-    traced = trace(whole)
-    refuse_names(traced)
-    node = find_head(traced, type(whole).__name__)
-    head = checked_head(traced.parts[str(node.target)], str(node.target), whole, classes)
-    if (
-        sum(traced.parts.get(str(other.target)) is head for other in traced.graph.nodes if other.op == "call_module")
-        > 1
-    ):
-        raise EowError(f"the last linear layer, {node.target}, is used twice in the model: give the logits their own")
+    traced, node, head, x = read(whole, classes, example)
     graph_module = Part(traced.parts, traced.graph)
-    x = probe(graph_module, (traced.parts[str(n.target)] for n in traced.graph.nodes if n.op == "call_module"), example)
     seen = look(graph_module, x[:SMALL]), look(graph_module, x)
     cuts = possible_cuts(traced, node, seen)
     wanted = PENULTIMATE if cut is None else cut
@@ -126,6 +118,55 @@ def upgrade(
     compare(old, result, x)
     refuse_without_gradient(result, x)
     return result
+
+
+def read(
+    whole: nn.Module, classes: int | None, example: Any, closed: frozenset[str] = frozenset()
+) -> tuple[Traced, fx.Node, nn.Linear, Tensor]:
+    """The model's graph, the node of its head, the head, and a batch that it can take."""
+    traced = trace(whole, closed)
+    refuse_names(traced)
+    node = find_head(traced, type(whole).__name__)
+    head = checked_head(traced.parts[str(node.target)], str(node.target), whole, classes)
+    if (
+        sum(traced.parts.get(str(other.target)) is head for other in traced.graph.nodes if other.op == "call_module")
+        > 1
+    ):
+        raise EowError(f"the last linear layer, {node.target}, is used twice in the model: give the logits their own")
+    own = {id(each) for each in head.parameters()}
+    if any(other.op == "get_attr" and id(traced.parts[str(other.target)]) in own for other in traced.graph.nodes):
+        raise EowError(
+            f"the model reads the weights of its last linear layer, {node.target}, beside calling it, which widening "
+            "would undo: give what reads them weights of its own"
+        )
+    called = (traced.parts[str(n.target)] for n in traced.graph.nodes if n.op == "call_module")
+    layers = (layer for module in called for layer in module.modules())  # of a closed one what is in it
+    x = probe(Part(traced.parts, traced.graph), layers, example)
+    changing = changed_in_training(whole, x) if traced.baked else set()
+    stale = {where: name for name, where in traced.baked if name in changing}
+    if ROOT in stale:
+        raise EowError(
+            f"{type(whole).__name__}.forward computes with the buffer {stale[ROOT]}, which changes in training, and a "
+            f"graph would keep what it is now: put that into a module of its own, {PAIR}"
+        )
+    return read(whole, classes, example, closed | stale.keys()) if stale else (traced, node, head, x)
+
+
+def changed_in_training(model: nn.Module, x: Tensor) -> set[str]:
+    """The buffers that a forward in training mode changes; none, where it cannot take these rows in training. By their
+    values: what batch norm does to its statistics is no change in torch's own count of them."""
+    before = {name: (each, each.detach().clone()) for name, each in model.named_buffers()}
+    devices = [x.device] if x.is_cuda else []
+    with in_mode(model, True), kept(model), forked(model), torch.random.fork_rng(devices), torch.no_grad():
+        try:
+            model(x.clone())
+            after = dict(model.named_buffers())
+        except Exception:  # whatever somebody else's forward raises
+            after = {name: each for name, (each, _) in before.items()}
+        changed = {name for name, (_, value) in before.items() if not same(value, after.get(name))}
+        for each, value in before.values():
+            each.copy_(value)
+    return changed
 
 
 def given(model: Any) -> nn.Module:
@@ -146,7 +187,8 @@ def given(model: Any) -> nn.Module:
         model = SplitModel(*model)
     if not isinstance(model, nn.Module):
         raise EowError(f"the model is a {type(model).__name__}: pass an nn.Module or a pair (encoder, tail) of them")
-    if any(isinstance(each, nn.parameter.UninitializedParameter) for each in model.parameters()):
+    lazy = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
+    if any(isinstance(each, lazy) for each in (*model.parameters(), *model.buffers())):
         raise EowError("the model has lazy layers that have seen no input yet: call model(x) once before upgrading")
     if any(each.is_meta for each in model.parameters()):
         raise EowError("the model lies on the device meta, where it has no weights: load them before upgrading")
@@ -166,11 +208,11 @@ def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, examp
     linears = [(path, module) for path, module in parts.tail.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
         raise EowError("the tail has no nn.Linear to serve as head: let it end in the model's last linear layer")
-    path, old_head = linears[-1]
+    x = probe(parts, parts.modules(), example)
+    path, old_head = last_to_speak(parts, linears, x)
     head = checked_head(old_head, path or "tail", parts, classes)
     if any(module is head for module in parts.encoder.modules()):
         raise EowError("encoder and tail share the last linear layer: give the logits a layer of their own")
-    x = probe(parts, parts.modules(), example)
     latent = evaluated(parts.encoder, x)
     if not isinstance(latent, Tensor) or not latent.is_floating_point() or len(latent) != len(x):
         raise EowError(
@@ -191,13 +233,34 @@ def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, examp
         # A softmax after the head would pass the comparison: so low does the unknown start.
         if not said or not torch.equal(said[-1], evaluated(result, x)):
             raise EowError("the tail changes what its last linear layer says: let it return those logits as they are")
-    except EowError:
+    except Exception:
         if path:
             parts.tail.set_submodule(path, head)
         raise
     finally:
         handle.remove()
     return result
+
+
+def last_to_speak(parts: SplitModel, linears: list[tuple[str, nn.Linear]], x: Tensor) -> tuple[str, nn.Linear]:
+    """The linear layer that says what the tail returns, or else the last that is registered."""
+    said: dict[str, Tensor] = {}
+    handles = [
+        layer.register_forward_hook(lambda module, args, output, path=path: said.update({path: output}))
+        for path, layer in linears
+    ]
+    try:
+        logits = evaluated(parts, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return next(((path, layer) for path, layer in linears if path in said and same(said[path], logits)), linears[-1])
+
+
+def same(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def no_cut(wanted: str, cuts: dict[str, fx.Node], is_module: bool) -> str:

@@ -7,6 +7,7 @@ Only the outermost `forward` has to be traceable.
 
 import inspect
 import operator
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from eow.errors import EowError
 from eow.models.keeping import (
+    Derived,
     Lost,
     Value,
     forked,
@@ -49,6 +51,7 @@ class Traced(NamedTuple):
     graph: fx.Graph
     parts: dict[str, Any]  # what the graph's targets name: modules, parameters, constants
     outputs: dict[str, list[fx.Node]]  # by a module's path, what its calls returned
+    baked: set[tuple[str, str]]  # buffers of which constants were computed, and the module that did it
 
 
 class Whole(nn.Module):
@@ -79,6 +82,8 @@ class ModuleTracer(fx.Tracer):
         self.within = [ROOT]
         self.culprit: str | None = None  # the innermost module that could not be traced
         self.returned: dict[str, list[fx.Node]] = {}
+        self.baked: set[tuple[str, str]] = set()
+        self.derived: Derived | None = None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.closed or self.childless(m, module_qualified_name)
@@ -99,10 +104,10 @@ class ModuleTracer(fx.Tracer):
     def read(self, path: str, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """What a module returns whose forward becomes part of the graph."""
         self.within.append(path)
-        before, state = generators(), state_of(self.root)
+        before, state = generators(self.root), state_of(self.root)
         try:
             returned = super().call_module(m, forward, args, kwargs)
-            if generators() != before:
+            if generators(self.root) != before:
                 raise Lost("draws random numbers in Python, and a graph keeps them as they fell this once")
             if state_of(self.root) != state:
                 raise Lost("changes a parameter or a buffer, and a graph does not keep that")
@@ -116,6 +121,15 @@ class ModuleTracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> Value:
         return Value(node, self)
 
+    def create_arg(self, a: Any) -> Any:
+        """A tensor that is no node becomes a constant of the graph, unless it is a buffer itself."""
+        if isinstance(a, Tensor) and not isinstance(a, nn.Parameter):
+            if a.requires_grad:
+                raise Lost("computes with parameters that it does not read by their names, and a graph would not train")
+            if self.derived is not None and not any(a is each for each in self.root.buffers()):
+                self.baked |= {(name.removeprefix(f"{ROOT}."), self.within[-1]) for name in self.derived.names(a)}
+        return super().create_arg(a)
+
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Node:
         no_grad = kind != "get_attr" and not torch.is_grad_enabled()  # a parameter is the same wherever it is read
         node = super().create_node(kind, target, args, kwargs, *more, **options)
@@ -127,17 +141,18 @@ class ModuleTracer(fx.Tracer):
         return node
 
 
-def trace(model: nn.Module) -> Traced:
-    """The network's graph, the same in training and in evaluation."""
+def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
+    """The network's graph, the same in training and in evaluation, with the modules in `apart` closed."""
     refuse_hooks(model)
     refuse_arguments(model)
-    closed: set[str] = set()
+    closed = {*apart, *with_modes_of_their_own(model)}
     while True:
         readings = []
         for training in (False, True):
             tracer, root = ModuleTracer(closed), Whole(model)
+            tracer.derived = Derived(root)
             try:
-                with in_mode(model, training), kept(model), forked(), undisturbed():
+                with in_mode(model, training), kept(model), forked(model), undisturbed(), tracer.derived:
                     readings.append((tracer, tracer.trace(root), root))
             except Exception as error:
                 culprit = tracer.culprit
@@ -147,9 +162,10 @@ def trace(model: nn.Module) -> Traced:
                 break
         if len(readings) < 2:
             continue
-        (tracer, graph, root), (_, trained, _) = readings
-        culprit = difference(graph, trained)
+        (tracer, graph, root), (other, trained, roots) = readings
+        culprit = difference(graph, trained, root, roots)
         if culprit is None:
+            tracer.baked |= other.baked
             return finished(tracer, graph, trained, root)
         if culprit == ROOT:
             raise EowError(
@@ -190,23 +206,48 @@ def refuse_hooks(model: nn.Module) -> None:
             )
 
 
-def difference(graph: fx.Graph, trained: fx.Graph) -> str | None:
+def with_modes_of_their_own(model: nn.Module) -> set[str]:
+    """Modules whose `train` does more than torch's, such as to hold a part in evaluation mode: a graph would not keep
+    it."""
+    tracer = ModuleTracer(set())
+    found = {
+        path
+        for path, module in model.named_modules()
+        if type(module).train is not nn.Module.train and not tracer.childless(module, path)
+    }
+    if "" in found:
+        raise EowError(
+            f"{type(model).__name__}.train does more than torch's, which would be lost when the model is cut: take it "
+            f"off, and freeze what it holds still by requires_grad_(False), whose statistics stay as well, {PAIR}"
+        )
+    return {f"{ROOT}.{path}" for path in found}
+
+
+def difference(graph: fx.Graph, trained: fx.Graph, root: Whole, trained_root: Whole) -> str | None:
     """The module in which two graphs begin to differ, but for what dropout functions are told of the mode.
 
     Of the two modules that the next nodes lie in, it is the one that has not been left yet, or else the deeper one.
     """
     last = ROOT
     for one, other in zip_longest(graph.nodes, trained.nodes):
-        if one is None or other is None or signature(one) != signature(other):
+        if one is None or other is None or signature(one, root) != signature(other, trained_root):
             paths = [str(node.meta["within"]) for node in (one, other) if node is not None]
             return max(paths, key=lambda path: (f"{path}.".startswith(f"{last}."), path.count(".")))
         last = str(one.meta["within"])
     return None
 
 
-def signature(node: fx.Node) -> tuple[Any, ...]:
+def signature(node: fx.Node, root: Whole) -> tuple[Any, ...]:
     kwargs = {key: value for key, value in node.kwargs.items() if node.target not in DROPOUTS or key != "training"}
-    return node.op, node.target, str(node.args), str(kwargs)
+    constant = vars(root).get(str(node.target)) if node.op == "get_attr" else None  # that the tracer put there
+    return node.op, node.target, str(node.args), str(kwargs), content(constant)
+
+
+def content(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    real = torch.view_as_real(value) if value.is_complex() else value
+    return value.dtype, tuple(value.shape), real.detach().double().cpu().numpy().tobytes()
 
 
 def finished(tracer: ModuleTracer, graph: fx.Graph, trained: fx.Graph, root: Whole) -> Traced:
@@ -227,7 +268,7 @@ def finished(tracer: ModuleTracer, graph: fx.Graph, trained: fx.Graph, root: Who
             node.target = "reshape"
     outputs = {path.removeprefix(f"{ROOT}."): nodes for path, nodes in tracer.returned.items() if path != ROOT}
     detach(graph, parts, outputs, free("detached", root.model))
-    return Traced(graph, parts, outputs)
+    return Traced(graph, parts, outputs, tracer.baked)
 
 
 def free(name: str, model: nn.Module) -> str:
