@@ -7,6 +7,7 @@ way: every entry, every tensor's type and every answer is checked, and weights t
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,11 +200,20 @@ def load(path: str | Path) -> Deployed:
     return from_bytes(data, path)
 
 
+def onnx_runtime() -> Any:
+    """The package, which would else write to its makers of every process that loads it (its Privacy.md)."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    return onnxruntime
+
+
 def from_bytes(data: bytes, path: Path) -> Deployed:
     """The model in these bytes; `path` is for the errors."""
     try:
         import onnx
-        import onnxruntime
+
+        onnxruntime = onnx_runtime()
     except ImportError as error:
         raise EowError(f"{path} needs {error.name}, which is not installed: {WITH_ONNX}") from None
     options = onnxruntime.SessionOptions()

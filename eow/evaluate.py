@@ -11,7 +11,7 @@ from eow.data.catalog import CATALOG
 from eow.errors import EowError
 from eow.metrics.ood import THRESHOLDS, detection, scores
 from eow.predictions import Predictions, file_name, losses, read
-from eow.storage import file_hash
+from eow.storage import file_hash, read_json
 
 KNOWN = "test"  # the name of the predictions on the known classes' test set
 CERTIFY = "certify"  # those on which a threshold is certified: no figure is ever taken of them
@@ -166,3 +166,25 @@ def evaluate(
         **{name: open_world(known, each, known_scores) for name, each in others.items()},
     }
     return {**figures, "intervals": intervals(known, others)} if bootstrap else figures
+
+
+def stored_figures(folder: Path) -> dict[str, Any]:
+    """The summary of a finished run, whose figures are numbers."""
+    summary = read_json(folder / "summary.json", "metrics", "train_seconds", "method", "data")
+    tables = summary["metrics"]
+    sound = isinstance(tables, dict) and KNOWN in tables and all(isinstance(each, dict) for each in tables.values())
+    for name, table in tables.items() if sound else ():
+        for figure, value in table.items():
+            nested = isinstance(value, dict) and all(each is None or is_number(each) for each in value.values())
+            if not (nested or is_number(value) or (figure == "kind" and isinstance(value, str))):
+                raise EowError(
+                    f"{folder / 'summary.json'} is damaged ({figure} of {name} is {value!r:.40}): train the run again"
+                )
+    if not sound or not is_number(summary["train_seconds"]):
+        raise EowError(f"{folder / 'summary.json'} is damaged (it has no figures): train the run again")
+    return summary
+
+
+def is_number(value: Any) -> bool:
+    """An int or a float, NaN among them, that a float can hold."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)

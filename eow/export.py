@@ -27,7 +27,7 @@ from eow import __version__, storage
 from eow.certify import stored
 from eow.data import CATALOG, load
 from eow.data.inputs import read_inputs
-from eow.deployed import INPUT, OUTPUTS, WITH_ONNX, Answers, Card, first_line, from_bytes
+from eow.deployed import INPUT, OUTPUTS, WITH_ONNX, Answers, Card, first_line, from_bytes, onnx_runtime
 from eow.errors import EowError
 from eow.methods.base import label_or_unknown
 from eow.predictions import policy
@@ -244,8 +244,9 @@ def write_onnx(graph: nn.Module, card: Card, path: Path) -> tuple[bytes, Callabl
     """The bytes of an .onnx file with the card in its metadata, and what they answer when loaded again."""
     try:
         import onnx
-        import onnxruntime  # noqa: F401 (the comparison needs it)
         import onnxscript  # noqa: F401 (torch's exporter needs it)
+
+        onnx_runtime()  # the comparison needs it
     except ImportError as error:
         raise EowError(f"an .onnx file needs {error.name}, which is not installed: {WITH_ONNX}") from None
     size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())

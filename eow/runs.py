@@ -26,12 +26,12 @@ from eow.data.loader import Batches
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device, process_group
 from eow.errors import EowError
-from eow.evaluate import CERTIFY, KNOWN, evaluate
+from eow.evaluate import CERTIFY, KNOWN, evaluate, stored_figures
 from eow.loggers import check_names
 from eow.loggers import loggers as open_loggers
 from eow.methods import Method
 from eow.opening import Run, load, make_method
-from eow.predictions import predict_set
+from eow.predictions import file_name, predict_set
 from eow.runfolder import environment, find_vanilla, open_folder
 from eow.seeds import derive, own_randomness
 from eow.switches import float32_default, needs_gradients
@@ -61,11 +61,7 @@ def train(
                 torch.distributed.broadcast_object_list(word)
                 complete = word[0]
             if complete:
-                return (
-                    storage.read_json(folder / "summary.json", "metrics", "train_seconds", "method", "data")
-                    if chief
-                    else {}
-                )
+                return once_more(folder, data, place) if chief else {}
             if chief:
                 storage.write_json(folder / "config.json", configs.to_table(config))
                 storage.write_json(folder / "environment.json", environment(place.device))
@@ -228,6 +224,22 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
     }  # fmt: skip
     storage.write_json(folder / "summary.json", summary)
     checkpoints.remove(folder)
+    return summary
+
+
+def once_more(folder: Path, data: RunData, place: Place) -> dict[str, Any]:
+    """The summary of a finished run. Predictions that are gone or damaged are made again from its weights."""
+    summary, used = stored_figures(folder), set_hashes(folder)
+    run = load(folder, str(place.device))
+    for name, dataset in {"train": data.train, KNOWN: data.test, **data.outliers}.items():
+        if used.get(name) != dataset.hash:
+            raise EowError(f"the {name} data is not what the run in {folder} was made with: bring it back")
+    for name, dataset in {KNOWN: data.test, **data.outliers}.items():
+        try:
+            predict_set(run, name, dataset)
+        except EowError:
+            (folder / "predictions" / file_name(name)).unlink(missing_ok=True)
+            predict_set(run, name, dataset)
     return summary
 
 

@@ -122,7 +122,8 @@ def test_a_run_that_only_has_the_name_is_not_taken_for_the_cell(grid: Grid, tmp_
     cell = grid.cells[-1]
     folder = tmp_path / cell.name
     folder.mkdir()
-    storage.write_json(folder / "summary.json", {"metrics": {}, "train_seconds": 1.0})
+    summary = {"metrics": {"test": {"ece": 0.1}}, "train_seconds": 1.0, "method": "eow", "data": "digits"}
+    storage.write_json(folder / "summary.json", summary)
     other = to_table(cell.config)
     storage.write_json(folder / "config.json", other)
     assert schedule.is_finished(folder, cell.hash, False)
@@ -133,6 +134,25 @@ def test_a_run_that_only_has_the_name_is_not_taken_for_the_cell(grid: Grid, tmp_
     other["train"]["lr"] *= 2
     storage.write_json(folder / "config.json", other)
     assert not schedule.is_finished(folder, cell.hash, False)
+    storage.write_json(folder / "config.json", to_table(cell.config))
+    assert schedule.is_finished(folder, cell.hash, False)
+    storage.write_json(folder / "summary.json", {**summary, "metrics": {"test": {"ece": "x"}}})
+    assert not schedule.is_finished(folder, cell.hash, False)
+
+
+def test_a_cell_with_a_damaged_figure_fails_by_name(finished: tuple[Path, dict, str], tmp_path: Path) -> None:
+    folder = finished[0]
+    shutil.copy(folder / "small.toml", tmp_path / "small.toml")
+    shutil.copytree(folder / "out" / "runs", tmp_path / "out" / "runs")
+    cell = next(each for each in read_grid(tmp_path / "small.toml", "quick").cells if each.config.method.name == "eow")
+    file = tmp_path / "out" / "runs" / cell.name / "summary.json"
+    summary = storage.read_json(file)
+    summary["metrics"]["test"]["ece"] = "x"
+    storage.write_json(file, summary)
+    table = bench(tmp_path / "small.toml", tmp_path / "out", only=["vanilla", "eow"])
+    [failed] = table["failed"]
+    assert "ece of test is 'x'" in str(failed)
+    assert cell.title in str(failed)
 
 
 def test_a_record_holds_what_it_takes_and_no_weights(finished: tuple[Path, dict, str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import scipy.io
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from eow import mapping
 from eow.config import DataConfig, resolve
@@ -883,6 +883,48 @@ def test_csv_columns_that_float32_would_lose_are_refused(tmp_path: Path) -> None
     rows = [f"{a},{label},{seconds}" for (a, seconds), label in zip(x, y)]
     with pytest.raises(EowError, match=r"float32 is too coarse for column 'when', which it rounds by \d"):
         load(write_csv(tmp_path, "a,label,when", *rows))
+
+
+@pytest.mark.parametrize("size", [1e-60, 1e-170, 1e-300])
+def test_columns_too_small_for_float32_are_refused(tmp_path: Path, size: float) -> None:
+    """The square of some is 0 in float64 too."""
+    np.savez(tmp_path / "a.npz", x=size * np.arange(1.0, 21)[:, None], y=np.arange(20) % 2)
+    with pytest.raises(EowError, match="float32 is too coarse for column 0"):
+        load(f"npz:{tmp_path}/a.npz")
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
+def test_a_photograph_is_read_as_a_viewer_shows_it(tmp_path: Path, turn: int, kind: str) -> None:
+    """Against Pillow's own way of bringing it upright, with sizes that are not alike."""
+    exif = Image.Exif()
+    exif[0x112] = turn
+    picture = Image.fromarray(images(12, 20, 3)).resize((20, 12))
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for index in range(5):
+            picture.save(tmp_path / name / f"{index}.{kind}", exif=exif)
+    with Image.open(tmp_path / "a" / f"0.{kind}") as stored:
+        wanted = np.asarray(ImageOps.exif_transpose(stored).convert("RGB")).transpose(2, 0, 1)
+    found = load(f"folder:{tmp_path}").inputs
+    assert found.shape[1:] == wanted.shape
+    assert (found == wanted).all()
+
+
+def test_a_class_may_have_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    for name in (b"caf\xe9", b"tea"):
+        folder = os.fsencode(tmp_path) + b"/" + name
+        os.mkdir(folder)
+        for index in range(5):
+            Image.fromarray(images(4, 6, 3)).save(os.fsdecode(folder) + f"/{index}.png")
+    data = load(f"folder:{tmp_path}")
+    assert data.classes == ("caf\udce9", "tea")
+    assert len(data.hash) == 64
+
+
+def test_noise_for_rows_of_numbers_says_what_it_is_for() -> None:
+    with pytest.raises(EowError, match="noise is made for images, and the data has rows of numbers"):
+        load("noise", shape=(4,))
 
 
 @pytest.mark.parametrize(

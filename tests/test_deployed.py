@@ -78,6 +78,20 @@ def test_files_are_predicted_without_torch(run: Path, model: Path, tmp_path: Pat
         assert row["unknown"] == pytest.approx(other["unknown"], abs=1e-5)
 
 
+def test_onnxruntime_sends_and_keeps_nothing(run: Path, model: Path, tmp_path: Path) -> None:
+    """Its own default is to write an identifier below the home folder and to send events in the background."""
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))}
+    code = (
+        "import sys, numpy as np; from eow import deployed; from eow.export import export\n"
+        "deployed.load(sys.argv[1]).predict(np.zeros((2, 1, 8, 8), 'uint8')); export(sys.argv[2], sys.argv[3])"
+    )
+    arguments = [str(model), str(run), str(tmp_path / "again.onnx")]
+    subprocess.run([sys.executable, "-c", code, *arguments], env={**env, "HOME": str(home)}, check=True)
+    assert not [path for path in home.rglob("*") if "microsoft" in str(path).lower() or "onnx" in path.name.lower()]
+
+
 def test_where_it_abstains_a_row_has_no_class(model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((2, 1, 8, 8), np.uint8))
     rows = deployed.predict_files(deployed.load(model), [tmp_path / "x.npy"], threshold=1)

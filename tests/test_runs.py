@@ -122,6 +122,67 @@ def test_a_finished_run_is_not_trained_again(finished: Path) -> None:
     assert (finished / "weights.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("damage", ["gone", "cut", "all gone"])
+def test_predictions_of_a_finished_run_that_are_lost_are_made_again(
+    finished: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    file = folder / "predictions" / "test.safetensors"
+    if damage == "all gone":
+        shutil.rmtree(file.parent)
+    elif damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:1000])
+    runs.train(config(), folder, resume=True, progress=False)
+    for each in (finished / "predictions").iterdir():
+        assert (folder / "predictions" / each.name).read_bytes() == each.read_bytes()
+
+
+def test_a_finished_run_whose_weights_or_figures_are_damaged_is_not_called_whole(
+    finished: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    whole = json.loads((folder / "summary.json").read_text())
+    for name, figure, value in (("test", "ece_equal_mass", "x"), ("test", "nll", None), ("noise", "auroc_unknown", [])):
+        edited = {**whole, "metrics": {**whole["metrics"], name: {**whole["metrics"][name], figure: value}}}
+        storage.write_json(folder / "summary.json", edited)
+        with pytest.raises(EowError, match=f"is damaged \\({figure} of {name} is .*: train the run again"):
+            runs.train(config(), folder, resume=True, progress=False)
+    for metrics in ({}, 3, {"test": 1.0}):
+        storage.write_json(folder / "summary.json", {**whole, "metrics": metrics})
+        with pytest.raises(EowError, match="has no figures"):
+            runs.train(config(), folder, resume=True, progress=False)
+    storage.write_json(folder / "summary.json", whole)
+    weights = folder / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(EowError, match="make it again"):
+        runs.train(config(), folder, resume=True, progress=False)
+
+
+@pytest.mark.parametrize("byte", [0, 255])
+def test_a_damaged_checkpoint_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte: int) -> None:
+    """Its header is whole, what it holds is zeros or NaN."""
+    real = runs.checkpoints.save
+
+    def save_and_stop(*arguments: object) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs.checkpoints, "save", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(config(), tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    file = tmp_path / "run" / "checkpoint.safetensors"
+    data = file.read_bytes()
+    first = 8 + int.from_bytes(data[:8], "little")
+    file.write_bytes(data[:first] + bytes([byte]) * (len(data) - first))
+    log = (tmp_path / "run" / "log.jsonl").read_bytes()
+    with pytest.raises(EowError, match=r"is damaged .*its sum is another one.*: start again in another folder"):
+        runs.train(config(), tmp_path / "run", resume=True, progress=False)
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == log
+
+
 def test_folders_that_cannot_be_used(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(EowError, match="already holds a run"):
         runs.train(config(), finished, progress=False)

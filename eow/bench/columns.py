@@ -14,6 +14,7 @@ from typing import Any
 from eow import storage
 from eow.config import Table, build
 from eow.errors import EowError
+from eow.evaluate import stored_figures
 from eow.metrics.ood import SCORES
 
 
@@ -110,7 +111,7 @@ def column_of(spec: Any) -> Column:
 
 def figures_of(folder: Path) -> Table:
     """All that columns may point into, of a finished run."""
-    summary = storage.read_json(folder / "summary.json", "metrics", "train_seconds")
+    summary = stored_figures(folder)
     found: Table = {**summary, **summary["metrics"], "log": log_figures(folder)}
     if (folder / "corruptions.json").exists():
         found["corruptions"] = storage.read_json(folder / "corruptions.json")

@@ -13,6 +13,7 @@ from eow.bench.engines import Engine, Outcome, Task, write_files
 from eow.bench.grid import Cell, Grid
 from eow.bench.hashes import config_hash
 from eow.errors import EowError
+from eow.evaluate import stored_figures
 
 ATTEMPTS = 2  # for a cell whose process dies; one that raises an error would raise it again
 TICK = 0.25  # seconds between two looks at the cells
@@ -50,7 +51,7 @@ def is_finished(folder: Path, wanted: str, corruptions: bool, files: dict[str, s
     """Whether the folder holds a complete run with exactly these settings, whatever it is called. `files`: hashes of a
     user's files that other runs have asked for already."""
     try:
-        storage.read_json(folder / "summary.json", "metrics", "train_seconds")
+        stored_figures(folder)
         if corruptions:
             storage.read_json(folder / "corruptions.json", "severity")
         config = configs.from_table(storage.read_json(folder / "config.json"))

@@ -90,6 +90,10 @@ def _noise(name: str, split: str, shape: tuple[int, ...] | None) -> Dataset:
         shape = tuple(int(number) for number in spelled.groups())
     elif name != "noise":
         raise EowError(f"{name!r:.60} is not a noise set: spell it noise:CxHxW, for example noise:3x32x32")
+    if shape is not None and len(shape) == 1:
+        raise EowError(
+            "noise is made for images, and the data has rows of numbers: name other outliers, such as csv:PATH"
+        )
     if shape is None or len(shape) != 3 or min(shape) < 1:
         raise EowError("noise needs the shape of an image: spell it noise:CxHxW, for example noise:3x32x32")
     if NOISE_SAMPLES * math.prod(shape) > LARGEST_NOISE:

@@ -81,7 +81,7 @@ class Dataset:
         digest.update(np.ascontiguousarray(self.labels).data)
         # A length before each name, so that ("ab", "c") and ("a", "bc") differ.
         for name in self.classes:
-            digest.update(f"{len(name)}:{name}".encode())
+            digest.update(f"{len(name)}:{name}".encode(errors="surrogateescape"))  # a folder's may be no UTF-8
         return digest.hexdigest()
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,20 +20,25 @@ IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 GREY_MODES = ("1", "L", "LA")
 MOST_PIXELS = 1 << 26  # 8192x8192; a few kB can say that they are more, and decoding would believe them
 COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
+# What brings a picture upright, by EXIF's number for how the camera was held.
+TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE"}
+TURNS[8] = "ROTATE_90"
 
 
 def decoded(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
-    """One image as (C, H, W), or an error that names the file."""
+    """One image as (C, H, W), turned as its camera says, or an error that names the file."""
     from PIL import Image
 
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
-            if image.size != size:
+            width, height = upright(image)
+            if (width, height) != size:
                 raise EowError(
-                    f"{path} is {image.width}x{image.height} where the first image is {size[0]}x{size[1]}: "
-                    "scale all images to one size first"
+                    f"{path} is {width}x{height} where the first image is {size[0]}x{size[1]}: scale all images to one "
+                    "size first"
                 )
-            pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+            turn, plain = TURNS.get(orientation(image)), image.convert("L" if channels == 1 else "RGB")
+            pixels = np.array(plain if turn is None else plain.transpose(Image.Transpose[turn]))
     except EowError:
         raise
     except Exception as error:
@@ -54,13 +60,30 @@ def _image_array(paths: Sequence[Path], size: tuple[int, int], channels: int, re
     return inputs
 
 
+def orientation(image: Any) -> int:
+    """How a camera was held, as EXIF counts it: 1 is upright, 5 to 8 lie on their side. From the header alone."""
+    from PIL import ExifTags
+
+    if image.format == "PNG" and "exif" not in image.info:  # else Pillow would decode all of it to look behind it
+        return 1
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # whatever else is written there, the picture can be read
+        return 1
+
+
+def upright(image: Any) -> tuple[int, int]:
+    """Width and height as a viewer shows it."""
+    return (image.height, image.width) if orientation(image) in (5, 6, 7, 8) else (image.width, image.height)
+
+
 def size_and_channels(path: Path) -> tuple[tuple[int, int], int]:
-    """From the header alone: (width, height) and 1 or 3."""
+    """From the header alone: (width, height), as it is to be looked at, and 1 or 3."""
     from PIL import Image
 
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
-            size, mode = image.size, image.mode
+            size, mode = upright(image), image.mode
     except Exception as error:
         raise EowError(f"{path} cannot be read as an image: {error}") from error
     if size[0] * size[1] > MOST_PIXELS:

@@ -113,9 +113,11 @@ def _check_rounding(path: Path, x: np.ndarray, titles: Sequence[str] = ()) -> No
     """Networks take float32, which has seven digits: smaller differences would be gone before they are standardised."""
     if np.can_cast(x.dtype, np.float32):
         return
-    scale = x.std(0, dtype=np.float64)
-    constant = scale <= 1e-11 * np.abs(x.astype(np.float64)).max(0)  # but for what arithmetic in float64 has rounded
-    lost = lost_in_float32(x, np.where(constant, np.inf, scale))
+    rows = x.astype(np.float64)
+    peak = np.abs(rows).max(0)
+    share = (rows / np.where(peak > 0, peak, 1)).std(0)  # of what is 1 at most: the squares of 1e-200 would be 0
+    constant = share <= 1e-11  # but for what arithmetic in float64 has rounded
+    lost = lost_in_float32(x, np.where(constant, np.inf, share * peak))
     worst = int(lost.argmax())
     if lost[worst] > COARSE:
         column = repr(titles[worst]) if titles else f"{worst} (counted from 0)"

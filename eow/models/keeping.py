@@ -4,7 +4,6 @@ drawn in Python. While a network is read (tracing.py) it is raised as `Lost`, so
 
 import inspect
 import operator
-import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -194,6 +193,12 @@ def state_and_setter(generator: Any) -> tuple[Any, Any]:
     return generator.get_state(), generator.set_state
 
 
+def content(state: Any) -> list[Any]:
+    """What can be compared: of tensors and arrays their bytes."""
+    leaves = [each.numpy() if isinstance(each, Tensor) else each for each in pytree.tree_leaves(state)]
+    return [each.tobytes() if isinstance(each, np.ndarray) else each for each in leaves]
+
+
 def own_generators(model: nn.Module) -> list[Any]:
     """Those that modules keep among their attributes."""
     kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -203,7 +208,7 @@ def own_generators(model: nn.Module) -> list[Any]:
 def generators(model: nn.Module) -> tuple[Any, ...]:
     """Where the generators stand that a forward may draw from: torch's, numpy's, Python's and the model's own."""
     _, key, *rest = np.random.get_state()
-    own = [pickle.dumps(state_and_setter(each)[0]) for each in own_generators(model)]
+    own = [content(state_and_setter(each)[0]) for each in own_generators(model)]
     return torch.get_rng_state().numpy().tobytes(), np.asarray(key).tobytes(), *rest, random.getstate(), *own
 
 

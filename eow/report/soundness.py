@@ -4,14 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from eow.errors import EowError
+from eow.evaluate import is_number
 
 WORDS = ("event", "reason", "source")  # of a line of the log; everything else in it is a number
 PROFILE = ("step", "mean", "low", "high")
-
-
-def is_number(value: Any) -> bool:
-    """An int or a float, NaN among them, that a float can hold."""
-    return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
 def is_numbers(values: Any) -> bool:
