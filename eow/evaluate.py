@@ -168,9 +168,9 @@ def evaluate(
     return {**figures, "intervals": intervals(known, others)} if bootstrap else figures
 
 
-def stored_figures(folder: Path) -> dict[str, Any]:
-    """The summary of a finished run, whose figures are numbers."""
-    summary = read_json(folder / "summary.json", "metrics", "train_seconds", "method", "data")
+def stored_figures(folder: Path, *keys: str) -> dict[str, Any]:
+    """The summary of a finished run, which has these keys too, and whose figures are numbers."""
+    summary = read_json(folder / "summary.json", "metrics", "train_seconds", *keys)
     tables = summary["metrics"]
     sound = isinstance(tables, dict) and KNOWN in tables and all(isinstance(each, dict) for each in tables.values())
     for name, table in tables.items() if sound else ():

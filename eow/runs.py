@@ -229,7 +229,7 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
 
 def once_more(folder: Path, data: RunData, place: Place) -> dict[str, Any]:
     """The summary of a finished run. Predictions that are gone or damaged are made again from its weights."""
-    summary, used = stored_figures(folder), set_hashes(folder)
+    summary, used = stored_figures(folder, "method", "data"), set_hashes(folder)
     run = load(folder, str(place.device))
     for name, dataset in {"train": data.train, KNOWN: data.test, **data.outliers}.items():
         if used.get(name) != dataset.hash:
@@ -271,7 +271,15 @@ def set_hashes(folder: Path) -> dict[str, str]:
 
 def own_test_set(run: Run, root: str = "") -> Dataset:
     """The run's own test data, read again, and checked to be what it was."""
-    test = load_sets(replace(run.config.data, root=root, outliers=()), run.config.seed).test
-    if set_hashes(run.folder)[KNOWN] != test.hash:
-        raise EowError(f"the test data is not what the run in {run.folder} was tested on: bring it back")
-    return test
+    return own_sets(run, (), root)[KNOWN]
+
+
+def own_sets(run: Run, outliers: Sequence[str], root: str = "") -> dict[str, Dataset]:
+    """The test data and these outliers of a run, read again, and checked to be what they were."""
+    named = tuple(name for name in run.config.data.outliers if name in outliers)
+    data, used = load_sets(replace(run.config.data, root=root, outliers=named), run.config.seed), set_hashes(run.folder)
+    found = {KNOWN: data.test, **{name: data.outliers[name] for name in outliers if name in data.outliers}}
+    for name, each in found.items():
+        if used.get(name) != each.hash:
+            raise EowError(f"the {name} data is not what the run in {run.folder} was tested on: bring it back")
+    return found

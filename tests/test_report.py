@@ -344,6 +344,37 @@ def test_the_pictures_are_the_surest_errors_and_the_most_unknown(trained: list[P
     assert [picture.unknown for picture in strips[0].unsure] == [None] * 6
 
 
+def test_strange_pictures_are_the_surest_and_the_most_unknown_of_the_unseen_classes(trained: list[Path]) -> None:
+    shown = sections_of(trained, format="html")[0].gallery
+    run = runs.load(trained[2])
+    said = predictions.read(trained[2] / "predictions" / "unknown.safetensors")
+    data = runs.own_sets(run, ["unknown"])["unknown"]
+    vanilla, strip = shown.strips
+    assert "8" in shown.strange
+    assert shown.strange in shown.caption
+    place = int(said.confidence.argmax())
+    first = strip.fooled[0]
+    assert (first.truth, first.said) == (data.classes[said.labels[place]], run.classes[said.label[place]])
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(first.image.partition(",")[2]))))
+    np.testing.assert_array_equal(pixels, data.inputs[place, 0])
+    assert [picture.unknown for picture in strip.found] == pytest.approx(sorted(said.unknown.tolist())[:-7:-1])
+    lowest = sorted(predictions.read(trained[0] / "predictions" / "unknown.safetensors").confidence.tolist())[:6]
+    assert [picture.confidence for picture in vanilla.found] == pytest.approx(lowest)
+
+
+def test_strange_pictures_whose_data_is_gone_are_told_and_the_others_shown(tmp_path: Path) -> None:
+    inputs = np.random.default_rng(0).integers(0, 256, (40, 1, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "other.npz", x=inputs, y=np.arange(40) % 2)
+    wishes = {"data": {"outliers": [f"npz:{tmp_path}/other.npz"]}, "model": {"hidden": [8]}, "train": {"epochs": 1}}
+    runs.train(resolve(wishes, {"method": {"name": "vanilla"}}), tmp_path / "run", progress=False)
+    assert sections_of([tmp_path / "run"], format="html")[0].gallery.strips[0].fooled
+    (tmp_path / "other.npz").unlink()
+    shown = sections_of([tmp_path / "run"], format="html")[0].gallery
+    assert "Strange pictures are not shown" in shown.missing
+    assert shown.strips[0].unsure
+    assert not shown.strips[0].fooled
+
+
 def test_the_command_makes_the_same_settings_again(trained: list[Path]) -> None:
     words = shlex.split(sections_of(trained)[0].details[0].text.splitlines()[2])
     assert words[:2] == ["eow", "train"]

@@ -1,19 +1,29 @@
-"""The test images that a run was most wrong and most unsure about, small enough to stand in a page."""
+"""The test images that a run was most wrong and most unsure about, and the strange ones that it took for known, small
+enough to stand in a page."""
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from eow.data import Dataset
 from eow.errors import EowError
+from eow.evaluate import KNOWN
+from eow.predictions import Predictions
 from eow.report.gather import Bunch, Group
+from eow.report.tables import set_name
 
 SHOWN = 6
 CAPTION = (
     "Of each method's first seed, on the known classes' test set. Most wrong: wrong answers, the surest first. Most "
     "unsure: the highest unknown, or the lowest confidence where a method has no unknown. Below an image: what it is "
     "(as what it was called), the confidence and, after u, the unknown."
+)
+STRANGE = (
+    " Strange are those of {name}, for which no class here is right: taken for known with the highest confidence, and "
+    "found out with the highest unknown, or the lowest confidence where there is none."
 )
 
 
@@ -32,50 +42,86 @@ class Strip:
     colour: int
     wrong: list[Picture]
     unsure: list[Picture]
+    fooled: list[Picture]  # strange, taken for known
+    found: list[Picture]  # strange, and told so
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """`missing` says why there are no pictures."""
+    """`missing` says why there are no pictures, `strange` what the strange ones are of, "" where there are none."""
 
     strips: list[Strip]
     caption: str = CAPTION
     missing: str = ""
+    strange: str = ""
 
 
 def gallery(bunch: Bunch, root: str = "") -> Gallery:
     """The pictures of every group; where the data is not at hand, the reason instead."""
-    from eow.runs import load, own_test_set
+    from eow.runs import load, own_sets
 
     first = bunch.groups[0].first
+    names = [name for name in bunch.sets if all(name in group.first.others for group in bunch.groups)]
+    missing = ""
     try:
-        test = own_test_set(load(first.folder), root or first.config["data"].get("root", ""))
+        run, place = load(first.folder), root or first.config["data"].get("root", "")
+        sets = own_sets(run, (), place)
     except EowError as error:
         return Gallery([], missing=f"The pictures are not shown, because the test data could not be read: {error}")
+    try:
+        sets = own_sets(run, names[:1], place)  # the nearest
+    except EowError as error:
+        missing = f"Strange pictures are not shown, because {names[0]} could not be read: {error}"
+    test, strange = sets.pop(KNOWN), next(iter(sets), "")
     if test.inputs.ndim != 4 or test.inputs.shape[1] not in (1, 3):
         return Gallery([], missing=f"There are no pictures to show: {test.name} has inputs of shape {test.shape}.")
     if any(len(group.first.known.labels) != len(test) for group in bunch.groups):
         return Gallery([], missing="The pictures are not shown: there are not as many as there are predictions.")
-    return Gallery([strip_of(group, test.inputs) for group in bunch.groups])
+    if strange and any(len(group.first.others[strange].labels) != len(sets[strange]) for group in bunch.groups):
+        missing = f"Strange pictures are not shown: there are not as many of {strange} as there are predictions."
+        strange = ""
+    title = set_name(bunch, strange) if strange else ""
+    caption = CAPTION + (STRANGE.format(name=title) if strange else "")
+    strips = [strip_of(group, test, strange, sets.get(strange)) for group in bunch.groups]
+    return Gallery(strips, caption, missing, title)
 
 
-def strip_of(group: Group, images: np.ndarray) -> Strip:
-    said, shown = group.first.known, group.first.open_world
-    by_confidence = np.argsort(-said.confidence, kind="stable")
-    wrong = [place for place in by_confidence if not said.correct[place]][:SHOWN]
-    unsure = np.argsort(-said.unknown, kind="stable")[:SHOWN] if shown else by_confidence[::-1][:SHOWN]
-    names = [str(name) for name in said.manifest.get("classes", [])]
+def strip_of(group: Group, test: Dataset, name: str, strange: Dataset | None) -> Strip:
+    """Of one method; `strange` are the samples of the set that is called so."""
+    said = group.first.known
+    wrong = [place for place in surest(said) if not said.correct[place]]
+    known = pictures(group, said, test, wrong), pictures(group, said, test, strangest(group, said))
+    if strange is None:
+        return Strip(group.label, group.colour, *known, [], [])
+    others = group.first.others[name]
+    fooled, found = (pictures(group, others, strange, each) for each in (surest(others), strangest(group, others)))
+    return Strip(group.label, group.colour, *known, fooled, found)
 
-    def name(label: int) -> str:
+
+def surest(said: Predictions) -> np.ndarray:
+    return np.argsort(-said.confidence, kind="stable")
+
+
+def strangest(group: Group, said: Predictions) -> np.ndarray:
+    """By unknown where the method has one, else by confidence."""
+    return np.argsort(-said.unknown, kind="stable") if group.first.open_world else surest(said)[::-1]
+
+
+def pictures(group: Group, said: Predictions, data: Dataset, places: Sequence[int] | np.ndarray) -> list[Picture]:
+    """Of the first of these places."""
+    answers = [str(name) for name in group.first.known.manifest.get("classes", [])]
+
+    def name(names: Sequence[str], label: int) -> str:
         return names[label] if label < len(names) else str(label)
 
-    def picture(place: int) -> Picture:
-        return Picture(
-            data_address(images[place]), name(int(said.labels[place])), name(int(said.label[place])),
-            float(said.confidence[place]), float(said.unknown[place]) if shown else None,
-        )  # fmt: skip
-
-    return Strip(group.label, group.colour, [picture(place) for place in wrong], [picture(place) for place in unsure])
+    return [
+        Picture(
+            data_address(data.inputs[place]), name(data.classes, int(said.labels[place])),
+            name(answers, int(said.label[place])), float(said.confidence[place]),
+            float(said.unknown[place]) if group.first.open_world else None,
+        )
+        for place in places[:SHOWN]
+    ]  # fmt: skip
 
 
 def data_address(image: np.ndarray) -> str:
