@@ -71,7 +71,7 @@ def restore(training: Training, folder: Path, place: Place, hashes: Mapping[str,
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the header of a checkpoint, which are what was written."""
     state, header = storage.read_tensors(path)
-    if header.get("sum") != checksum(state):
+    if "sum" in header and header["sum"] != checksum(state):
         raise EowError(f"{path} is damaged (its sum is another one): start again in another folder")
     return state, header
 

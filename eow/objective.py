@@ -136,7 +136,11 @@ class OpenWorldLoss(nn.Module):
                 return self(x.clone(), y.clone(), None if unknown is None else unknown.clone())
         x = x.to(floating_type(self.model)) if x.is_floating_point() else x
         rows, y = x if unknown is None else torch.cat([x, unknown.to(x.device, x.dtype)]), y.long()
-        terms = self.method(rows, y)(rows, y)
+        method = self.method(rows, y)
+        standing = method.stream.get_state()
+        terms = method(rows, y)
+        if not torch.is_grad_enabled():  # the chains of a measurement are not those of the training
+            method.stream.set_state(standing)
         self.last = {name: term.detach() for name, term in terms.items()}
         return torch.stack(list(terms.values())).sum()
 
@@ -194,10 +198,12 @@ def needs_split(model: Any) -> None:
 
 
 def floating_type(model: nn.Module) -> torch.dtype:
-    """The precision the model's inputs are wanted in; all weights must be in one that can be trained in."""
-    types = [each.dtype for each in model.parameters() if each.is_floating_point()] or [torch.float32]
-    if coarse := [each for each in types if each in (torch.float16, torch.bfloat16)]:
-        some = "" if len(coarse) == len(types) else "some of "
+    """The precision the model's inputs are wanted in; what is trained, and the first, must be in one that can be."""
+    weights = [each for each in model.parameters() if each.is_floating_point()]
+    types = [each.dtype for each in weights] or [torch.float32]
+    trained = [types[0], *(each.dtype for each in weights if each.requires_grad)]
+    if coarse := [each for each in trained if each in (torch.float16, torch.bfloat16)]:
+        some = "" if set(types) == {coarse[0]} else "some of "
         raise EowError(
             f"{some}the model's weights are {coarse[0]}, whose steps are too coarse to train: call model.float() "
             "first, and use autocast for speed (eow.fit does on a GPU)"

@@ -204,7 +204,7 @@ def file_name(name: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
         return f"{name}.safetensors"
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[-100:]
-    return f"{plain}~{hashlib.sha256(name.encode()).hexdigest()[:16]}.safetensors"
+    return f"{plain}~{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:16]}.safetensors"
 
 
 def predict_set(run: "Run", name: str, dataset: "Dataset") -> Predictions:

@@ -30,8 +30,9 @@ from eow.evaluate import CERTIFY, KNOWN, evaluate, stored_figures
 from eow.loggers import check_names
 from eow.loggers import loggers as open_loggers
 from eow.methods import Method
-from eow.opening import Run, load, make_method
+from eow.opening import Run, checked_hash, load, make_method
 from eow.predictions import file_name, predict_set
+from eow.predictions import read as read_predictions
 from eow.runfolder import environment, find_vanilla, open_folder
 from eow.seeds import derive, own_randomness
 from eow.switches import float32_default, needs_gradients
@@ -230,15 +231,18 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
 def once_more(folder: Path, data: RunData, place: Place) -> dict[str, Any]:
     """The summary of a finished run. Predictions that are gone or damaged are made again from its weights."""
     summary, used = stored_figures(folder, "method", "data"), set_hashes(folder)
-    run = load(folder, str(place.device))
+    if (folder / "weights.safetensors").exists():  # a bench on other machines may have left them there
+        checked_hash(folder)
     for name, dataset in {"train": data.train, KNOWN: data.test, **data.outliers}.items():
         if used.get(name) != dataset.hash:
             raise EowError(f"the {name} data is not what the run in {folder} was made with: bring it back")
     for name, dataset in {KNOWN: data.test, **data.outliers}.items():
+        file = folder / "predictions" / file_name(name)
         try:
-            predict_set(run, name, dataset)
+            read_predictions(file)
         except EowError:
-            (folder / "predictions" / file_name(name)).unlink(missing_ok=True)
+            run = load(folder, str(place.device))
+            file.unlink(missing_ok=True)
             predict_set(run, name, dataset)
     return summary
 

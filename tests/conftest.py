@@ -8,6 +8,7 @@ import pytest
 
 os.environ["EOW_DEVICE"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import onnxruntime before eow does
 
 # A shell that starts the suite in the background has it and its children ignore Ctrl-C, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -894,7 +894,7 @@ def test_columns_too_small_for_float32_are_refused(tmp_path: Path, size: float) 
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
-@pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tiff"])
 def test_a_photograph_is_read_as_a_viewer_shows_it(tmp_path: Path, turn: int, kind: str) -> None:
     """Against Pillow's own way of bringing it upright, with sizes that are not alike."""
     exif = Image.Exif()
@@ -903,7 +903,8 @@ def test_a_photograph_is_read_as_a_viewer_shows_it(tmp_path: Path, turn: int, ki
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for index in range(5):
-            picture.save(tmp_path / name / f"{index}.{kind}", exif=exif)
+            told = {"tiffinfo": {0x112: turn}} if kind == "tiff" else {"exif": exif}
+            picture.save(tmp_path / name / f"{index}.{kind}", **told)
     with Image.open(tmp_path / "a" / f"0.{kind}") as stored:
         wanted = np.asarray(ImageOps.exif_transpose(stored).convert("RGB")).transpose(2, 0, 1)
     found = load(f"folder:{tmp_path}").inputs

@@ -996,3 +996,36 @@ def test_some_coarse_weights_are_as_good_as_all() -> None:
     model.head.to(torch.bfloat16)
     with pytest.raises(EowError, match=r"some of the model's weights are torch\.bfloat16"):
         OpenWorldLoss(model)
+
+
+def test_coarse_weights_that_are_frozen_take_no_steps() -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.coarse = nn.Linear(16, 16).to(torch.bfloat16).requires_grad_(False)
+
+        def forward(self, h: Tensor) -> Tensor:
+            return self.coarse(h.to(torch.bfloat16)).float()
+
+    x, y = torch.randn(64, 8), torch.arange(64) % 3
+    model = upgrade(nn.Sequential(nn.Linear(8, 16), Inside(), nn.Linear(16, 3)))
+    assert OpenWorldLoss(model)(x, y).isfinite()
+
+
+def test_a_measurement_between_steps_changes_no_step() -> None:
+    x, y = torch.randn(64, 8), torch.arange(64) % 3
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    found = []
+    for measured in (True, False):
+        upgraded = upgrade(model)
+        loss = OpenWorldLoss(upgraded)
+        optimizer = torch.optim.SGD(upgraded.parameters(), 0.1)
+        for _ in range(3):
+            if measured:
+                with torch.no_grad():
+                    loss(x, y)
+            optimizer.zero_grad()
+            loss(x, y).backward()
+            optimizer.step()
+        found.append(upgraded.head.weight.detach().clone())
+    assert torch.equal(*found)

@@ -139,6 +139,15 @@ def test_predictions_of_a_finished_run_that_are_lost_are_made_again(
         assert (folder / "predictions" / each.name).read_bytes() == each.read_bytes()
 
 
+def test_a_finished_run_may_have_left_its_weights_elsewhere(finished: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    (folder / "weights.safetensors").unlink()
+    assert runs.train(config(), folder, resume=True, progress=False)["method"] == "eow"
+    (folder / "predictions" / "test.safetensors").unlink()
+    with pytest.raises(EowError, match=r"there is no file .*weights\.safetensors"):
+        runs.train(config(), folder, resume=True, progress=False)
+
+
 def test_a_finished_run_whose_weights_or_figures_are_damaged_is_not_called_whole(
     finished: Path, tmp_path: Path
 ) -> None:
@@ -156,7 +165,7 @@ def test_a_finished_run_whose_weights_or_figures_are_damaged_is_not_called_whole
     storage.write_json(folder / "summary.json", whole)
     weights = folder / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(EowError, match="make it again"):
+    with pytest.raises(EowError, match="damaged or replaced since"):
         runs.train(config(), folder, resume=True, progress=False)
 
 

@@ -1490,7 +1490,10 @@ def test_a_train_of_ones_own_is_kept_or_refused() -> None:
     assert upgraded.get_buffer("encoder.0.body.1.running_mean").eq(0).all()
 
     class Outermost(Plain):
-        train = Still.train
+        def train(self, mode: bool = True) -> "Outermost":
+            super().train(mode)
+            self.a.eval()
+            return self
 
     with pytest.raises(EowError, match=r"Outermost\.train does more than torch's"):
         upgrade(Outermost())
@@ -1566,3 +1569,110 @@ def test_a_compiled_part_can_be_saved() -> None:
     file.seek(0)
     again, x = torch.load(file, weights_only=False), torch.randn(2, *network("lenet")[1])
     assert torch.equal(again.eval()(x), upgraded.eval()(x))
+
+
+def test_a_train_that_does_what_torchs_does_is_none_of_ones_own() -> None:
+    """As Hugging Face's have it."""
+
+    class Inner(Plain):
+        def train(self, mode: bool = True) -> "Inner":
+            return super().train(mode)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def train(self, mode: bool = True) -> "Outer":
+            super().train(mode)
+            return self
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    model = Outer().eval()
+    model.inner.fc.train()
+    upgraded, x = upgrade(model), torch.randn(5, 8)
+    assert "inner.a" in upgraded.cuts
+    assert torch.equal(upgraded(x)[:, :-1], model(x))
+    assert [each.training for each in model.modules()] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("cut", ["penultimate", "a"])
+def test_a_head_may_be_asked_for_its_type_device_and_shape(cut: str) -> None:
+    class Asking(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.a(x.to(self.fc.weight.device))).to(self.fc.weight.dtype)
+            return self.fc(h.reshape(-1, self.fc.weight.shape[1]))
+
+    model, x = Asking().eval(), torch.randn(5, 8)
+    upgraded = upgrade(model, cut)
+    assert torch.equal(upgraded(x)[:, :-1], model(x))
+    assert len([name for name, _ in upgraded.named_parameters() if name.endswith("fc.weight")]) == 1
+
+
+def test_what_a_module_remembers_outside_its_buffers_is_not_touched() -> None:
+    """Whether a buffer changes in training is looked up on a copy."""
+
+    class Centred(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Remembering()
+            self.register_buffer("mask", torch.ones(20))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.inner(torch.relu(self.a(x)) * self.mask[:16]))
+
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = torch.zeros(16)
+
+        def forward(self, h: Tensor) -> Tensor:
+            if self.training:
+                self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+            return h - self.mean
+
+    model, x = Centred().eval(), torch.randn(5, 8)
+    expected = model(x)
+    for copied in (True, False):
+        assert torch.equal(upgrade(model, copy=copied)(x)[:, :-1], expected)
+        assert torch.equal(model(x), expected)
+
+
+def test_buffers_that_are_expanded_or_sparse_are_no_trouble() -> None:
+    class Odd(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("wide", torch.ones(1).expand(20))
+            self.register_buffer("adjacent", torch.eye(16).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.a(x)) * self.wide[:16]
+            return self.fc(torch.sparse.mm(self.adjacent.t(), h.T).T)
+
+    model, x = Odd().eval(), torch.randn(5, 8)
+    assert torch.allclose(upgrade(model)(x)[:, :-1], model(x), atol=1e-6)
+
+
+def test_of_two_layers_that_say_the_same_the_one_that_is_returned_is_the_head() -> None:
+    class Tail(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start = nn.Linear(8, CLASSES)
+            self.fc = copy.deepcopy(self.start)
+
+        def forward(self, h: Tensor) -> Tensor:
+            self.start(h)
+            return self.fc(h)
+
+    pair = nn.Linear(8, 8), Tail()
+    assert upgrade(pair, copy=False).head is pair[1].fc
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf])
+def test_an_example_that_is_not_finite_tells_its_shape_alone(strange: float) -> None:
+    model = Plain()
+    example = torch.randn(4, 8)
+    example[1, 2] = strange
+    assert upgrade(model, example=example).classes == CLASSES

@@ -23,6 +23,7 @@ COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 # What brings a picture upright, by EXIF's number for how the camera was held.
 TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE"}
 TURNS[8] = "ROTATE_90"
+TOLD_BEFORE = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}  # how a PNG says it before its pixels
 
 
 def decoded(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
@@ -64,7 +65,9 @@ def orientation(image: Any) -> int:
     """How a camera was held, as EXIF counts it: 1 is upright, 5 to 8 lie on their side. From the header alone."""
     from PIL import ExifTags
 
-    if image.format == "PNG" and "exif" not in image.info:  # else Pillow would decode all of it to look behind it
+    if image.format == "TIFF":  # which Pillow turns by itself
+        return 1
+    if image.format == "PNG" and not TOLD_BEFORE & image.info.keys():  # to look behind the pixels is to decode them
         return 1
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))

@@ -5,7 +5,7 @@ drawn in Python. While a network is read (tracing.py) it is raised as `Lost`, so
 import inspect
 import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,6 +137,13 @@ def new(node: fx.Node, root: nn.Module) -> bool:
     return node.target in NEW or (node.target is getattr and node.args[1] in NO_TENSORS)
 
 
+def about_a_tensor(node: fx.Node) -> bool:
+    """Whether a node asks a tensor for its type, device or shape, and not for its numbers."""
+    if node.target is getattr:
+        return node.args[1] in NO_TENSORS
+    return node.op == "call_method" and node.target in ("dim", "numel", "size")
+
+
 @contextmanager
 def plain_checkpoints() -> Iterator[None]:
     """Checkpoints of torch's older kind, a Function too, as calls: what is computed again has the same gradient."""
@@ -200,15 +207,16 @@ def content(state: Any) -> list[Any]:
 
 
 def own_generators(model: nn.Module) -> list[Any]:
-    """Those that modules keep among their attributes."""
+    """Those that modules keep among their attributes, but for the system's, which stand nowhere."""
     kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-    return [each for module in model.modules() for each in vars(module).values() if isinstance(each, kinds)]
+    found = [each for module in model.modules() for each in vars(module).values() if isinstance(each, kinds)]
+    return [each for each in found if not isinstance(each, random.SystemRandom)]
 
 
-def generators(model: nn.Module) -> tuple[Any, ...]:
-    """Where the generators stand that a forward may draw from: torch's, numpy's, Python's and the model's own."""
+def generators(others: Iterable[Any]) -> tuple[Any, ...]:
+    """Where the generators stand that a forward may draw from: torch's, numpy's, Python's and others."""
     _, key, *rest = np.random.get_state()
-    own = [content(state_and_setter(each)[0]) for each in own_generators(model)]
+    own = [content(state_and_setter(each)[0]) for each in others]
     return torch.get_rng_state().numpy().tobytes(), np.asarray(key).tobytes(), *rest, random.getstate(), *own
 
 
@@ -221,7 +229,8 @@ def undisturbed() -> Iterator[None]:
 
 def state_of(model: nn.Module) -> list[tuple[int, int]]:
     """Which parameters and buffers a model has, and how often each has been changed in place."""
-    return [(id(each), version(each)) for each in (*model.parameters(), *model.buffers())]
+    with torch._C.DisableTorchFunction():  # no mode has to hear of so many questions
+        return [(id(each), version(each)) for each in (*model.parameters(), *model.buffers())]
 
 
 def version(tensor: Tensor) -> int:

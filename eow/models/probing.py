@@ -18,8 +18,8 @@ SMALL, LARGE = 2, 3  # two batch sizes: what differs between them depends on the
 
 
 def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Tensor:
-    """A batch that the model can take: rows of the example, or random ones of its shape where it is one number all
-    over, or of a shape guessed from the first layer."""
+    """A batch that the model can take: rows of the example, random ones of its shape where they are one number all over
+    or not finite, or of a shape guessed from the first layer."""
     tensors = [*model.parameters(), *model.buffers()]
     device = tensors[0].device if tensors else torch.device("cpu")
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
@@ -30,11 +30,12 @@ def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Tensor
             raise EowError(
                 f"the example is {described(example)}: pass a batch of inputs, a tensor whose rows are samples"
             )
+        x = x.detach()[torch.arange(LARGE) % len(x)]  # of a whole data set no more is moved
         if x.is_floating_point():
-            if x.numel() and (x == x.flatten()[0]).all():
+            if x.numel() and ((x == x.flatten()[0]).all() or not x.isfinite().all()):
                 x = torch.randn(LARGE, *x.shape[1:], generator=generator)
-            x = x.to(device, dtype)
-        return rows_out(model, x.detach()[torch.arange(LARGE) % len(x)].to(device))
+            x = x.to(dtype)
+        return rows_out(model, x.to(device))
     failure = "it has no layer that tells"
     for shape in shapes_for(layers):
         try:

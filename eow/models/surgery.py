@@ -17,10 +17,10 @@ from torch import Tensor, fx, nn
 
 from eow.errors import EowError
 from eow.models.cutting import PENULTIMATE, Part, Recorder, Seen, one_name_each, possible_cuts, refuse_names, split
-from eow.models.keeping import forked, kept
+from eow.models.keeping import about_a_tensor, forked
 from eow.models.layers import FARTHEST
 from eow.models.probing import SMALL, at_rest, described, evaluated, probe
-from eow.models.split import SplitModel, in_mode, unwrapped
+from eow.models.split import SplitModel, unwrapped
 from eow.models.tracing import PAIR, ROOT, Traced, trace
 from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, widened
 
@@ -86,11 +86,11 @@ def upgrade(
     `model` is anything torch.fx can trace, or a pair (encoder, tail) with tail(encoder(x)) the logits. `cut` names
     where the chains are to run: a module by its path ("layer3", "features"), "input", or by default "penultimate", the
     input of the last linear layer; the result's `cuts` lists all. `classes` is checked against that layer. `example` is
-    a batch of inputs; without one the shape is guessed from the first layer. `unknown` is "quadratic" in what the last
-    layer reads, so that it can rise in every direction away from the data, "convex", so that it never falls far out, or
-    "linear", as in the paper. The widened layer is trained, frozen or not before. With `copy=False` the weights of all
-    layers but the last are shared with the model given, so that training trains both (and the tail of a pair is used
-    itself: its last layer becomes the wider one).
+    a batch of inputs, whose first rows are put through the model; without one their shape is guessed from the first
+    layer. `unknown` is "quadratic" in what the last layer reads, so that it can rise in every direction away from the
+    data, "convex", so that it never falls far out, or "linear", as in the paper. The widened layer is trained, frozen
+    or not before. With `copy=False` the weights of all layers but the last are shared with the model given, so that
+    training trains both (and the tail of a pair is used itself: its last layer becomes the wider one).
     """
     whole = given(model)
     if copy:
@@ -111,7 +111,10 @@ def upgrade(
     if wanted not in cuts:
         raise EowError(no_cut(wanted, cuts, wanted in dict(whole.named_modules())))
     old = evaluated(whole, x)
-    traced.parts[str(node.target)] = widened(head, unknown)
+    wide = traced.parts[str(node.target)] = widened(head, unknown)
+    for name, each in wide.named_parameters():  # which a forward may ask for its type or device
+        if f"{node.target}.{name}" in traced.parts:
+            traced.parts[f"{node.target}.{name}"] = each
     result = UpgradedModel(*split(traced, cuts[wanted], seen), str(node.target), wanted, one_name_each(cuts),
                            not x.is_floating_point())  # fmt: skip
     restore_modes(result, whole)
@@ -134,7 +137,8 @@ def read(
     ):
         raise EowError(f"the last linear layer, {node.target}, is used twice in the model: give the logits their own")
     own = {id(each) for each in head.parameters()}
-    if any(other.op == "get_attr" and id(traced.parts[str(other.target)]) in own for other in traced.graph.nodes):
+    asked = [n for n in traced.graph.nodes if n.op == "get_attr" and id(traced.parts[str(n.target)]) in own]
+    if any(not about_a_tensor(user) for each in asked for user in each.users):
         raise EowError(
             f"the model reads the weights of its last linear layer, {node.target}, beside calling it, which widening "
             "would undo: give what reads them weights of its own"
@@ -153,20 +157,16 @@ def read(
 
 
 def changed_in_training(model: nn.Module, x: Tensor) -> set[str]:
-    """The buffers that a forward in training mode changes; none, where it cannot take these rows in training. By their
-    values: what batch norm does to its statistics is no change in torch's own count of them."""
-    before = {name: (each, each.detach().clone()) for name, each in model.named_buffers()}
-    devices = [x.device] if x.is_cuda else []
-    with in_mode(model, True), kept(model), forked(model), torch.random.fork_rng(devices), torch.no_grad():
-        try:
-            model(x.clone())
-            after = dict(model.named_buffers())
-        except Exception:  # whatever somebody else's forward raises
-            after = {name: each for name, (each, _) in before.items()}
-        changed = {name for name, (_, value) in before.items() if not same(value, after.get(name))}
-        for each, value in before.values():
-            each.copy_(value)
-    return changed
+    """The buffers that a forward in training mode changes, of a copy; none, where it cannot be copied or cannot take
+    these rows in training. By their values: what batch norm does to its statistics is no change in torch's count."""
+    try:
+        copied = copying.deepcopy(model)
+        with forked(model), torch.random.fork_rng([x.device] if x.is_cuda else []), torch.no_grad():
+            copied.train()(x.clone())
+    except Exception:  # whatever somebody else's modules raise
+        return set()
+    after = dict(copied.named_buffers())
+    return {name for name, each in model.named_buffers() if not same(each, after.get(name))}
 
 
 def given(model: Any) -> nn.Module:
@@ -254,12 +254,15 @@ def last_to_speak(parts: SplitModel, linears: list[tuple[str, nn.Linear]], x: Te
     finally:
         for handle in handles:
             handle.remove()
-    return next(((path, layer) for path, layer in linears if path in said and same(said[path], logits)), linears[-1])
+    spoken = [(path, layer) for path, layer in reversed(linears) if path in said]
+    itself = [each for each in spoken if said[each[0]] is logits]
+    return next(iter(itself or [each for each in spoken if same(said[each[0]], logits)]), linears[-1])
 
 
 def same(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
         return False
+    one, other = (each if each.layout == torch.strided else each.to_dense() for each in (one, other))
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 

@@ -25,6 +25,7 @@ from eow.models.keeping import (
     generators,
     kept,
     outside,
+    own_generators,
     refuse_functions,
     refuse_in_place,
     state_of,
@@ -84,6 +85,7 @@ class ModuleTracer(fx.Tracer):
         self.returned: dict[str, list[fx.Node]] = {}
         self.baked: set[tuple[str, str]] = set()
         self.derived: Derived | None = None
+        self.generators: list[Any] = []  # the network's own
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.closed or self.childless(m, module_qualified_name)
@@ -104,10 +106,10 @@ class ModuleTracer(fx.Tracer):
     def read(self, path: str, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """What a module returns whose forward becomes part of the graph."""
         self.within.append(path)
-        before, state = generators(self.root), state_of(self.root)
+        before, state = generators(self.generators), state_of(self.root)
         try:
             returned = super().call_module(m, forward, args, kwargs)
-            if generators(self.root) != before:
+            if generators(self.generators) != before:
                 raise Lost("draws random numbers in Python, and a graph keeps them as they fell this once")
             if state_of(self.root) != state:
                 raise Lost("changes a parameter or a buffer, and a graph does not keep that")
@@ -150,7 +152,7 @@ def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
         readings = []
         for training in (False, True):
             tracer, root = ModuleTracer(closed), Whole(model)
-            tracer.derived = Derived(root)
+            tracer.derived, tracer.generators = Derived(root), own_generators(model)
             try:
                 with in_mode(model, training), kept(model), forked(model), undisturbed(), tracer.derived:
                     readings.append((tracer, tracer.trace(root), root))
@@ -213,7 +215,7 @@ def with_modes_of_their_own(model: nn.Module) -> set[str]:
     found = {
         path
         for path, module in model.named_modules()
-        if type(module).train is not nn.Module.train and not tracer.childless(module, path)
+        if type(module).train is not nn.Module.train and not tracer.childless(module, path) and holds_still(module)
     }
     if "" in found:
         raise EowError(
@@ -221,6 +223,23 @@ def with_modes_of_their_own(model: nn.Module) -> set[str]:
             f"off, and freeze what it holds still by requires_grad_(False), whose statistics stay as well, {PAIR}"
         )
     return {f"{ROOT}.{path}" for path in found}
+
+
+def holds_still(module: nn.Module) -> bool:
+    """Whether `train` leaves any module in another mode than was asked for, or freezes or frees any weight."""
+    modes = [(each, each.training) for each in module.modules()]
+    free = [(each, each.requires_grad) for each in module.parameters()]
+    try:
+        for mode in (False, True):
+            module.train(mode)
+            if any(each.training != mode for each, _ in modes) or any(p.requires_grad != was for p, was in free):
+                return True
+        return False
+    finally:
+        for each, was in modes:
+            each.training = was
+        for parameter, was in free:
+            parameter.requires_grad_(was)
 
 
 def difference(graph: fx.Graph, trained: fx.Graph, root: Whole, trained_root: Whole) -> str | None:
@@ -246,6 +265,7 @@ def signature(node: fx.Node, root: Whole) -> tuple[Any, ...]:
 def content(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
+    value = value if value.layout == torch.strided else value.to_dense()
     real = torch.view_as_real(value) if value.is_complex() else value
     return value.dtype, tuple(value.shape), real.detach().double().cpu().numpy().tobytes()
 
