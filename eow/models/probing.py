@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
+from eow.models.refusing import PAIR
 from eow.models.split import frozen_statistics
-from eow.models.tracing import PAIR
 
 SIDES = (32, 64, 224, 28, 8, 16, 96, 128, 256, 299, 384)  # of images, tried in this order
 LENGTHS = (128, 1024, 16000)  # of signals

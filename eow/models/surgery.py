@@ -20,8 +20,9 @@ from eow.models.cutting import PENULTIMATE, Part, Recorder, Seen, one_name_each,
 from eow.models.keeping import about_a_tensor, forked
 from eow.models.layers import FARTHEST
 from eow.models.probing import SMALL, at_rest, described, evaluated, probe
+from eow.models.refusing import PAIR
 from eow.models.split import SplitModel, unwrapped
-from eow.models.tracing import PAIR, ROOT, Traced, trace
+from eow.models.tracing import ROOT, Traced, trace
 from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, widened
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}

@@ -5,7 +5,6 @@ training than in evaluation, or that does what a graph does not keep: the graph 
 Only the outermost `forward` has to be traceable.
 """
 
-import inspect
 import operator
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -31,10 +30,10 @@ from eow.models.keeping import (
     state_of,
     undisturbed,
 )
+from eow.models.refusing import PAIR, refuse_arguments, refuse_hooks, taken_whole, with_modes_of_their_own
 from eow.models.split import in_mode
 
 ROOT = "model"  # where the wrapper holds the network
-PAIR = "or pass the two parts yourself: eow.upgrade((encoder, tail)), tail(encoder(x)) being the logits"
 
 # Written as functions they bake the mode in which they were traced into the graph; as modules they follow it.
 DROPOUTS: dict[Any, type[nn.Module]] = {
@@ -45,7 +44,6 @@ DROPOUTS: dict[Any, type[nn.Module]] = {
     F.alpha_dropout: nn.AlphaDropout,
     F.feature_alpha_dropout: nn.FeatureAlphaDropout,
 }
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Traced(NamedTuple):
@@ -88,10 +86,7 @@ class ModuleTracer(fx.Tracer):
         self.generators: list[Any] = []  # the network's own
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self.closed or self.childless(m, module_qualified_name)
-
-    def childless(self, module: nn.Module, path: str) -> bool:
-        return next(module.children(), None) is None or super().is_leaf_module(module, path)
+        return module_qualified_name in self.closed or taken_whole(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         path = self.path_of_module(m)
@@ -147,7 +142,7 @@ def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
     """The network's graph, the same in training and in evaluation, with the modules in `apart` closed."""
     refuse_hooks(model)
     refuse_arguments(model)
-    closed = {*apart, *with_modes_of_their_own(model)}
+    closed = {*apart, *(f"{ROOT}.{path}" for path in with_modes_of_their_own(model))}
     while True:
         readings = []
         for training in (False, True):
@@ -185,61 +180,6 @@ def untraceable(model: str, error: Exception) -> str:
         f"torch.fx cannot trace {model}.forward ({reason}): write it without decisions on the input's values or shape, "
         f"{PAIR}"
     )
-
-
-def refuse_arguments(model: nn.Module) -> None:
-    try:
-        inspect.signature(model.forward).bind(None)
-    except TypeError as error:
-        raise EowError(
-            f"{type(model).__name__}.forward cannot be called with one tensor alone ({error}): wrap the model in one "
-            f"that supplies the other arguments, {PAIR}"
-        ) from error
-
-
-def refuse_hooks(model: nn.Module) -> None:
-    """A module that the tracer goes through is not called any more, so its hooks would be lost."""
-    tracer = ModuleTracer(set())
-    for path, module in model.named_modules():
-        if not tracer.childless(module, path) and any(getattr(module, kind) for kind in HOOKS):
-            raise EowError(
-                f"{path or 'the model'} has a hook, which would be lost when the model is cut: remove it first and "
-                "register it again on the upgraded model"
-            )
-
-
-def with_modes_of_their_own(model: nn.Module) -> set[str]:
-    """Modules whose `train` does more than torch's, such as to hold a part in evaluation mode: a graph would not keep
-    it."""
-    tracer = ModuleTracer(set())
-    found = {
-        path
-        for path, module in model.named_modules()
-        if type(module).train is not nn.Module.train and not tracer.childless(module, path) and holds_still(module)
-    }
-    if "" in found:
-        raise EowError(
-            f"{type(model).__name__}.train does more than torch's, which would be lost when the model is cut: take it "
-            f"off, and freeze what it holds still by requires_grad_(False), whose statistics stay as well, {PAIR}"
-        )
-    return {f"{ROOT}.{path}" for path in found}
-
-
-def holds_still(module: nn.Module) -> bool:
-    """Whether `train` leaves any module in another mode than was asked for, or freezes or frees any weight."""
-    modes = [(each, each.training) for each in module.modules()]
-    free = [(each, each.requires_grad) for each in module.parameters()]
-    try:
-        for mode in (False, True):
-            module.train(mode)
-            if any(each.training != mode for each, _ in modes) or any(p.requires_grad != was for p, was in free):
-                return True
-        return False
-    finally:
-        for each, was in modes:
-            each.training = was
-        for parameter, was in free:
-            parameter.requires_grad_(was)
 
 
 def difference(graph: fx.Graph, trained: fx.Graph, root: Whole, trained_root: Whole) -> str | None:

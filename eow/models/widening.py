@@ -11,7 +11,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from eow.errors import EowError
 from eow.models.layers import FARTHEST, UNKNOWNS, OpenLinear, check_choice
-from eow.models.tracing import HOOKS, PAIR, Detached, Traced
+from eow.models.refusing import HOOKS, PAIR
+from eow.models.tracing import Detached, Traced
 
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
 UNIT = 300.0  # the mean squared norm of the features in the units that the square of the unknown is trained in

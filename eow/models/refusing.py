@@ -1,0 +1,70 @@
+"""What is refused, or left whole, before a network is read as a graph: what its modules do beside their forward."""
+
+import inspect
+
+from torch import fx, nn
+
+from eow.errors import EowError
+
+PAIR = "or pass the two parts yourself: eow.upgrade((encoder, tail)), tail(encoder(x)) being the logits"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def taken_whole(module: nn.Module, path: str) -> bool:
+    """Whether a module becomes one node whatever it does: it has no children, or it is one of torch's own."""
+    return next(module.children(), None) is None or fx.Tracer().is_leaf_module(module, path)
+
+
+def refuse_arguments(model: nn.Module) -> None:
+    try:
+        inspect.signature(model.forward).bind(None)
+    except TypeError as error:
+        raise EowError(
+            f"{type(model).__name__}.forward cannot be called with one tensor alone ({error}): wrap the model in one "
+            f"that supplies the other arguments, {PAIR}"
+        ) from error
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """A module that the tracer goes through is not called any more, so its hooks would be lost."""
+    for path, module in model.named_modules():
+        if not taken_whole(module, path) and any(getattr(module, kind) for kind in HOOKS):
+            raise EowError(
+                f"{path or 'the model'} has a hook, which would be lost when the model is cut: remove it first and "
+                "register it again on the upgraded model"
+            )
+
+
+def with_modes_of_their_own(model: nn.Module) -> set[str]:
+    """Modules whose `train` does more than torch's, such as to hold a part in evaluation mode: a graph would not keep
+    it."""
+    found = {
+        path
+        for path, module in model.named_modules()
+        if type(module).train is not nn.Module.train and not taken_whole(module, path) and holds_still(module)
+    }
+    if "" in found:
+        raise EowError(
+            f"{type(model).__name__}.train does more than torch's, which would be lost when the model is cut: take it "
+            f"off, and freeze what it holds still by requires_grad_(False), whose statistics stay as well, {PAIR}"
+        )
+    return found
+
+
+def holds_still(module: nn.Module) -> bool:
+    """Whether `train` leaves any module in another mode than was asked for, or freezes or frees any weight."""
+    modes = [(each, each.training) for each in module.modules()]
+    free = [(each, each.requires_grad) for each in module.parameters()]
+    try:
+        for mode in (False, True):
+            module.train(mode)
+            if any(each.training != mode for each, _ in modes) or any(p.requires_grad != was for p, was in free):
+                return True
+        return False
+    except Exception:  # whatever somebody else's `train` raises
+        return True
+    finally:
+        for each, was in modes:
+            each.training = was
+        for parameter, was in free:
+            parameter.requires_grad_(was)
