@@ -137,9 +137,9 @@ class OpenWorldLoss(nn.Module):
         x = x.to(floating_type(self.model)) if x.is_floating_point() else x
         rows, y = x if unknown is None else torch.cat([x, unknown.to(x.device, x.dtype)]), y.long()
         method = self.method(rows, y)
-        standing = method.stream.get_state()
+        standing = None if torch.is_grad_enabled() else method.stream.get_state()
         terms = method(rows, y)
-        if not torch.is_grad_enabled():  # the chains of a measurement are not those of the training
+        if standing is not None:  # the chains of a measurement are not those of the training
             method.stream.set_state(standing)
         self.last = {name: term.detach() for name, term in terms.items()}
         return torch.stack(list(terms.values())).sum()

@@ -230,21 +230,26 @@ def complete_run(method: Method, data: RunData, config: RunConfig, folder: Path,
 
 def once_more(folder: Path, data: RunData, place: Place) -> dict[str, Any]:
     """The summary of a finished run. Predictions that are gone or damaged are made again from its weights."""
-    summary, used = stored_figures(folder, "method", "data"), set_hashes(folder)
+    summary = stored_figures(folder, "method", "data")
     if (folder / "weights.safetensors").exists():  # a bench on other machines may have left them there
         checked_hash(folder)
-    for name, dataset in {"train": data.train, KNOWN: data.test, **data.outliers}.items():
-        if used.get(name) != dataset.hash:
-            raise EowError(f"the {name} data is not what the run in {folder} was made with: bring it back")
-    for name, dataset in {KNOWN: data.test, **data.outliers}.items():
-        file = folder / "predictions" / file_name(name)
-        try:
-            read_predictions(file)
-        except EowError:
-            run = load(folder, str(place.device))
-            file.unlink(missing_ok=True)
-            predict_set(run, name, dataset)
+    tested = {KNOWN: data.test, **data.outliers}
+    check_sets(folder, {"train": data.train, **tested})
+    files = {name: folder / "predictions" / file_name(name) for name in tested}
+    if lost := [name for name, file in files.items() if not readable(file)]:
+        run = load(folder, str(place.device))
+        for name in lost:
+            files[name].unlink(missing_ok=True)
+            predict_set(run, name, tested[name])
     return summary
+
+
+def readable(file: Path) -> bool:
+    try:
+        read_predictions(file)
+    except EowError:
+        return False
+    return True
 
 
 def write_weights(method: Method, data: RunData, config: RunConfig, folder: Path) -> None:
@@ -281,9 +286,16 @@ def own_test_set(run: Run, root: str = "") -> Dataset:
 def own_sets(run: Run, outliers: Sequence[str], root: str = "") -> dict[str, Dataset]:
     """The test data and these outliers of a run, read again, and checked to be what they were."""
     named = tuple(name for name in run.config.data.outliers if name in outliers)
-    data, used = load_sets(replace(run.config.data, root=root, outliers=named), run.config.seed), set_hashes(run.folder)
+    data = load_sets(replace(run.config.data, root=root, outliers=named), run.config.seed)
     found = {KNOWN: data.test, **{name: data.outliers[name] for name in outliers if name in data.outliers}}
-    for name, each in found.items():
-        if used.get(name) != each.hash:
-            raise EowError(f"the {name} data is not what the run in {run.folder} was tested on: bring it back")
+    check_sets(run.folder, found)
     return found
+
+
+def check_sets(folder: Path, sets: dict[str, Dataset]) -> None:
+    """Data that is read again must be what a finished run was made with, each by its part in it."""
+    used = set_hashes(folder)
+    for name, each in sets.items():
+        if used.get(name) != each.hash:
+            what = "trained" if name == "train" else "tested"
+            raise EowError(f"the {name} data is not what the run in {folder} was {what} on: bring it back")

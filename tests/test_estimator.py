@@ -21,9 +21,10 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from eow.errors import EowError
-from eow.estimator import EOWClassifier, validation_split
+from eow.estimator import EOWClassifier
 from eow.metrics import auroc
 from eow.rows import rows_to_fence, standardised
+from eow.rowtraining import validation_split
 
 X, Y = blobs()
 NAMES = np.array(["ant", "bee", "cat"])[Y]

@@ -20,10 +20,9 @@ def config_hash(table: Table, known: dict[str, str] | None = None) -> str:
         for section, value in table.items()
     }
     known = {} if known is None else known
-    own = {}
-    for name in (table["data"]["name"], *table["data"]["outliers"]):
-        if ":" in name:
-            own[name] = known[name] = known[name] if name in known else files_hash(name)
+    names = [name for name in (table["data"]["name"], *table["data"]["outliers"]) if ":" in name]
+    known.update({name: files_hash(name) for name in names if name not in known})
+    own = {name: known[name] for name in names}
     return hashlib.sha256(json.dumps([kept, own] if own else kept, sort_keys=True).encode()).hexdigest()
 
 

@@ -32,13 +32,14 @@ def decoded(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
 
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
-            width, height = upright(image)
+            held = orientation(image)
+            width, height = upright(image, held)
             if (width, height) != size:
                 raise EowError(
                     f"{path} is {width}x{height} where the first image is {size[0]}x{size[1]}: scale all images to one "
                     "size first"
                 )
-            turn, plain = TURNS.get(orientation(image)), image.convert("L" if channels == 1 else "RGB")
+            turn, plain = TURNS.get(held), image.convert("L" if channels == 1 else "RGB")
             pixels = np.array(plain if turn is None else plain.transpose(Image.Transpose[turn]))
     except EowError:
         raise
@@ -75,9 +76,9 @@ def orientation(image: Any) -> int:
         return 1
 
 
-def upright(image: Any) -> tuple[int, int]:
-    """Width and height as a viewer shows it."""
-    return (image.height, image.width) if orientation(image) in (5, 6, 7, 8) else (image.width, image.height)
+def upright(image: Any, held: int) -> tuple[int, int]:
+    """Width and height as a viewer shows it, of a camera that was held so."""
+    return (image.height, image.width) if held in (5, 6, 7, 8) else (image.width, image.height)
 
 
 def size_and_channels(path: Path) -> tuple[tuple[int, int], int]:
@@ -86,7 +87,7 @@ def size_and_channels(path: Path) -> tuple[tuple[int, int], int]:
 
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
-            size, mode = upright(image), image.mode
+            size, mode = upright(image, orientation(image)), image.mode
     except Exception as error:
         raise EowError(f"{path} cannot be read as an image: {error}") from error
     if size[0] * size[1] > MOST_PIXELS:

@@ -200,10 +200,18 @@ def state_and_setter(generator: Any) -> tuple[Any, Any]:
     return generator.get_state(), generator.set_state
 
 
-def content(state: Any) -> list[Any]:
-    """What can be compared: of tensors and arrays their bytes."""
-    leaves = [each.numpy() if isinstance(each, Tensor) else each for each in pytree.tree_leaves(state)]
-    return [each.tobytes() if isinstance(each, np.ndarray) else each for each in leaves]
+def content(value: Any) -> list[Any]:
+    """What can be compared of tensors and arrays, and of what holds them: types, shapes and bytes."""
+    return [bytes_of(each) if isinstance(each, Tensor | np.ndarray) else each for each in pytree.tree_leaves(value)]
+
+
+def bytes_of(numbers: Tensor | np.ndarray) -> tuple[Any, ...]:
+    array = numbers
+    if isinstance(array, Tensor):
+        dense = array.detach() if array.layout == torch.strided else array.detach().to_dense()
+        real = torch.view_as_real(dense) if dense.is_complex() else dense
+        array = (real.double() if real.is_floating_point() else real).cpu().numpy()
+    return numbers.dtype, tuple(numbers.shape), array.tobytes()
 
 
 def own_generators(model: nn.Module) -> list[Any]:

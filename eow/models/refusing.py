@@ -7,12 +7,13 @@ from torch import fx, nn
 from eow.errors import EowError
 
 PAIR = "or pass the two parts yourself: eow.upgrade((encoder, tail)), tail(encoder(x)) being the logits"
+USUAL = fx.Tracer()
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def taken_whole(module: nn.Module, path: str) -> bool:
     """Whether a module becomes one node whatever it does: it has no children, or it is one of torch's own."""
-    return next(module.children(), None) is None or fx.Tracer().is_leaf_module(module, path)
+    return next(module.children(), None) is None or USUAL.is_leaf_module(module, path)
 
 
 def refuse_arguments(model: nn.Module) -> None:

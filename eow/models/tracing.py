@@ -20,6 +20,7 @@ from eow.models.keeping import (
     Derived,
     Lost,
     Value,
+    content,
     forked,
     generators,
     kept,
@@ -200,14 +201,6 @@ def signature(node: fx.Node, root: Whole) -> tuple[Any, ...]:
     kwargs = {key: value for key, value in node.kwargs.items() if node.target not in DROPOUTS or key != "training"}
     constant = vars(root).get(str(node.target)) if node.op == "get_attr" else None  # that the tracer put there
     return node.op, node.target, str(node.args), str(kwargs), content(constant)
-
-
-def content(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    value = value if value.layout == torch.strided else value.to_dense()
-    real = torch.view_as_real(value) if value.is_complex() else value
-    return value.dtype, tuple(value.shape), real.detach().double().cpu().numpy().tobytes()
 
 
 def finished(tracer: ModuleTracer, graph: fx.Graph, trained: fx.Graph, root: Whole) -> Traced:

@@ -62,16 +62,16 @@ def gallery(bunch: Bunch, root: str = "") -> Gallery:
 
     first = bunch.groups[0].first
     names = [name for name in bunch.sets if all(name in group.first.others for group in bunch.groups)]
-    missing = ""
+    place, missing = root or first.config["data"].get("root", ""), ""
     try:
-        run, place = load(first.folder), root or first.config["data"].get("root", "")
-        sets = own_sets(run, (), place)
+        run = load(first.folder)
+        try:
+            sets = own_sets(run, names[:1], place)  # the nearest
+        except EowError as error:
+            sets = own_sets(run, (), place)
+            missing = f"Strange pictures are not shown, because {names[0]} could not be read: {error}"
     except EowError as error:
         return Gallery([], missing=f"The pictures are not shown, because the test data could not be read: {error}")
-    try:
-        sets = own_sets(run, names[:1], place)  # the nearest
-    except EowError as error:
-        missing = f"Strange pictures are not shown, because {names[0]} could not be read: {error}"
     test, strange = sets.pop(KNOWN), next(iter(sets), "")
     if test.inputs.ndim != 4 or test.inputs.shape[1] not in (1, 3):
         return Gallery([], missing=f"There are no pictures to show: {test.name} has inputs of shape {test.shape}.")
