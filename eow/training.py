@@ -112,7 +112,7 @@ class Diverged(EowError):
 class Training:
     """A method being trained. The method must already be on its device and prepared (`Method.prepare`)."""
 
-    advice = "lower train.lr, or give the chains a trust region (method.trust)"  # against divergence
+    advice = ""  # against divergence, where the settings have other names than a run's
 
     def __init__(
         self,
@@ -303,9 +303,8 @@ class Training:
             torch.distributed.all_reduce(flag)
             trouble = trouble or ("another rank diverged" if flag else None)
         if trouble:
-            raise Diverged(
-                f"{trouble} in epoch {epoch + 1}, by step {index + 1}: look for extreme inputs, {self.advice}"
-            )
+            advice = self.advice or ", ".join(filter(None, (self.method.steadier, "or lower train.lr")))
+            raise Diverged(f"{trouble} in epoch {epoch + 1}, by step {index + 1}: look for extreme inputs, {advice}")
 
     def state(self) -> dict[str, Tensor]:
         """Parameters, buffers (the replay buffer too) and the optimiser's state, by name."""

@@ -196,7 +196,7 @@ def test_a_run_at_an_absurd_rate_is_rolled_back_and_ends_with_a_sentence(tmp_pat
         "method": {"name": "jem", "steps": 2}, "model": {"hidden": [16]},
         "train": {"optimizer": "sgd", "lr": 1000.0, "epochs": 2, "schedule": "constant", "rollbacks": 2},
     })  # fmt: skip
-    with pytest.raises(EowError, match="Given up after 2 rollbacks"):
+    with pytest.raises(EowError, match=r"\(method.energy_penalty=0.1\), or lower train.lr. Given up after 2 roll"):
         runs.train(config, tmp_path / "run", progress=False)
     lines = lines_of(tmp_path / "run")
     assert [(line["event"], line["rate_factor"]) for line in lines] == [("rollback", 0.5), ("rollback", 0.25)]

@@ -48,6 +48,7 @@ class Method(nn.Module):
     capturable: ClassVar[bool] = (
         False  # `forward` neither waits for the device nor decides on a tensor's value in Python
     )
+    steadier: ClassVar[str] = ""  # what may keep it from diverging, for the message
     costlier: ClassVar[str] = ""  # how a prediction costs more than one forward pass, for `eow methods`
     extra_outputs: ClassVar[int] = 0  # logits beyond the K classes
 

@@ -67,6 +67,7 @@ class DBLE(Method):
     Options = DBLEOptions
     summary = "distances to class centres, confidence from a net that learns from the errors"
     costlier = "one forward pass, then 10 draws in feature space"
+    capturable = True
 
     def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
         super().__init__(model, options, classes, in_shape, seed)

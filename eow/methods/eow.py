@@ -117,6 +117,7 @@ class EOW(Method):
     summary = "K+1 softmax, the unknown trained on Langevin chains in the latent space"
     extra_outputs = 1
     capturable = True
+    steadier = "give the chains a trust region (method.trust)"
 
     def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
         super().__init__(model, options, classes, in_shape, seed)

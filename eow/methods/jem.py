@@ -100,6 +100,7 @@ class PixelGaussians(nn.Module):
 class JEM(Method):
     Options = JEMOptions
     summary = "softmax, and the inputs' density trained on Langevin chains of pixels"
+    steadier = "hold the energies together (method.energy_penalty=0.1)"
 
     def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
         super().__init__(model, options, classes, in_shape, seed)

@@ -77,6 +77,7 @@ def raw_nll(logits: np.ndarray, labels: np.ndarray) -> float:
 class OvADM(Method):
     Options = OvADMOptions
     summary = "one-vs-all sigmoids of the distances to one centre a class"
+    capturable = True
 
     def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
         super().__init__(model, options, classes, in_shape, seed)
