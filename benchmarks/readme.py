@@ -24,8 +24,8 @@ unseen) in %:
 """
 ABOUT_CIFAR = f"""CIFAR-100, ResNet-50, 30 epochs, one H200 ([record]({CIFAR}/record.md) with plan, commands and
 paired differences; rows with * are of [another]({REST}/record.md), ova_dm and dble of [a third]({SEEDS}/record.md)).
-Mean ± standard deviation over 5 seeds, with * over seeds 0, 1, 2; 894 of 50,000 images are held out, none with °. ECE in
-% and, in brackets, what a calibrated model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by
+Mean ± standard deviation over 5 seeds, with * over seeds 0, 1, 2; 894 of 50,000 images are held out, none with °. ECE
+in % and, in brackets, what a calibrated model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by
 vanilla's confidence {{near}}), noise and permuted pixels by unknown where one was trained, else by confidence. jem has
 not been run over 30 epochs. After 15, and beside the paper's figures:
 [what reproduces](docs/reproduction.md#table-1-calibration).
