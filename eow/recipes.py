@@ -53,8 +53,8 @@ MODERN_MLP_SETTINGS: dict[str, Table] = {
 # What OvA DM and DBLE want on CIFAR-100 is in its grids (benchmarks/cifar100.toml): few images do not bear such rates.
 MODERN_CONVNET_SETTINGS: dict[str, Table] = {
     # Without normalisation and with Adam, as published; with batch norm it diverged with SGD at 0.2 and reached an NLL
-    # of 1.04 and 67 % with this Adam. Without a penalty chains run away on CIFAR-100; with it and this weight the NLL on
-    # digits is 0.033, without 0.048 (records/2026-11-16_methods-seeds).
+    # of 1.04 and 67 % with this Adam. Without a penalty chains run away on CIFAR-100; with it and this weight the NLL
+    # on digits is 0.033, without 0.048 (records/2026-11-16_methods-seeds).
     "jem": {
         "train": {"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0},
         "model": {"norm": "none"},
