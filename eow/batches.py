@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from eow.data.dataset import Dataset as StoredDataset
 from eow.errors import EowError
+from eow.plain import first_line
 
 NOT_FINITE = "the inputs hold NaN or infinite values: clean them first, for example x = torch.nan_to_num(x)"
 
@@ -247,7 +248,7 @@ def dataset_loader(data: Any, batch: int, what: str, *, training: bool = True) -
         default_collate([data[place] for place in range(min(len(data), 2))])
     except (TypeError, RuntimeError) as error:
         raise EowError(
-            f"the samples of the {what} cannot be put into a batch ({str(error).splitlines()[0]}): give the Dataset a "
+            f"the samples of the {what} cannot be put into a batch ({first_line(error)}): give the Dataset a "
             "transform to tensors, or pass a DataLoader with its own collate_fn"
         ) from None
     return DataLoader(data, batch_size=min(batch, len(data)), shuffle=training, drop_last=training)

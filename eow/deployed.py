@@ -20,7 +20,7 @@ from eow.data.files import is_file, readable
 from eow.data.inputs import kinds_for, read_inputs
 from eow.errors import EowError
 from eow.openworld import LEAST_ODDS, MOST_ODDS, prior_shift
-from eow.plain import printable
+from eow.plain import first_line
 
 INPUT = "inputs"
 TYPES = {"uint8": "tensor(uint8)", "float32": "tensor(float)", "int64": "tensor(int64)"}  # of inputs
@@ -250,11 +250,6 @@ def check_signature(session: Any, card: Card) -> None:
     taken = [(each.name, each.type, tuple(each.shape[1:])) for each in session.get_inputs()]
     if taken != [(INPUT, TYPES[card.dtype], card.shape)]:
         raise ValueError(f"its inputs are {taken}")
-
-
-def first_line(error: BaseException) -> str:
-    """For a sentence. What a file brings along may hold anything, also what commands a terminal."""
-    return printable((str(error).splitlines() or [type(error).__name__])[0][:200])
 
 
 def predict_files(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from eow.errors import EowError
+from eow.plain import first_line
 
 
 class Place(NamedTuple):
@@ -29,9 +30,7 @@ def pick_device(name: str, setting: str = "train.device") -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise EowError(
-            f"{setting}={name!r} cannot be used here ({str(error).splitlines()[0]}): try auto or cpu"
-        ) from None
+        raise EowError(f"{setting}={name!r} cannot be used here ({first_line(error)}): try auto or cpu") from None
     return device
 
 

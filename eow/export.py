@@ -27,9 +27,10 @@ from eow import __version__, storage
 from eow.certify import stored
 from eow.data import CATALOG, load
 from eow.data.inputs import read_inputs
-from eow.deployed import INPUT, OUTPUTS, WITH_ONNX, Answers, Card, first_line, from_bytes, onnx_runtime
+from eow.deployed import INPUT, OUTPUTS, WITH_ONNX, Answers, Card, from_bytes, onnx_runtime
 from eow.errors import EowError
 from eow.methods.base import label_or_unknown
+from eow.plain import first_line
 from eow.predictions import policy
 from eow.runs import Run
 from eow.runs import load as load_run

@@ -16,6 +16,7 @@ from eow.errors import EowError
 from eow.methods import Method, method_named
 from eow.models import SplitModel
 from eow.models import build as build_model
+from eow.plain import first_line
 from eow.seeds import own_randomness
 from eow.switches import float32_default
 
@@ -103,7 +104,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         method.load_state_dict(state)
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError) as error:
         raise EowError(
-            f"the weights in {folder} do not fit what they say they are ({str(error).splitlines()[0]}): train it again"
+            f"the weights in {folder} do not fit what they say they are ({first_line(error)}): train it again"
         ) from None
     method.to(device).eval()
     if torch.device(device).type == "cuda":

@@ -13,6 +13,13 @@ def printable(text: str) -> str:
     return DOING.sub("?", text)
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, for a sentence; its kind where it says nothing. What a file or somebody's module brings along
+    may hold anything."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return printable(lines[0][:200])
+
+
 def encoded(text: str) -> bytes:
     """A whole text for a file, the same line by line."""
     return "\n".join(map(printable, text.split("\n"))).encode()

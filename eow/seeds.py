@@ -25,5 +25,16 @@ def own_randomness(device: torch.device, seed: int) -> Iterator[None]:
     """Torch's global generators seeded inside and restored outside, for what can only draw from them: initialisation,
     dropout."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        seed_torch(device, seed)
         yield
+
+
+def seed_torch(device: torch.device, seed: int) -> None:
+    """The CPU's global generator and the device's. torch.manual_seed would seed those of all GPUs, which nobody puts
+    back."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)

@@ -27,7 +27,7 @@ REFUSED = {
 
 
 class Graph(nn.Module):
-    """For a run (runs.Run) on the CPU in evaluation mode."""
+    """For a run (opening.Run) on the CPU in evaluation mode."""
 
     def __init__(self, run: Any, unknown_rate: float | None = None, threshold: float | None = None) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ from eow.distributed import Place
 from eow.errors import EowError
 from eow.methods import Method
 from eow.sampling import LARGEST_ENERGY
-from eow.seeds import derive, own_randomness
+from eow.seeds import derive, own_randomness, seed_torch
 from eow.stepgraph import StepGraph
 
 READ_EVERY = 50  # steps between two looks at the loss: on a GPU each look waits for the device
@@ -168,7 +168,7 @@ class Training:
                 source = self.batches if epoch < count or self.holdout is None else self.holdout
                 good, rollbacks = {name: tensor.clone() for name, tensor in self.state().items()}, self.rollbacks
                 while True:
-                    torch.manual_seed(derive("global", self.seed, epoch, self.place.rank, self.rollbacks))
+                    seed_torch(self.place.device, derive("global", self.seed, epoch, self.place.rank, self.rollbacks))
                     self.method.stream.manual_seed(derive("method", self.seed, epoch, self.place.rank, self.rollbacks))
                     self.method.begin_epoch(epoch, count)
                     bar.update(task, epoch=f"{epoch + 1}/{total}", completed=epoch * len(self.batches))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,6 +216,8 @@ def test_an_unknown_rate_is_applied_to_the_runs_that_can(trained: list[Path]) ->
     ece = sections_of(trained, 0.01)[0].headline.header.index("ECE %")
     wanted = 100 * np.mean([evaluate(folder, 0.01)["test"]["ece"] for folder in trained[2:]])
     assert rows["eow"][ece].value == pytest.approx(wanted)
+    for table in (sections_of(trained, 0.01)[0].headline, *sections_of(trained, 0.01)[0].tables):
+        assert "unknown rate of 0.01" in table.caption, table.key
     assert rows["vanilla"][ece].value == pytest.approx(100 * np.mean([metric(f, "test", "ece") for f in trained[:2]]))
 
 
@@ -237,6 +240,17 @@ def test_the_paper_stands_beside_the_runs_it_has(trained: list[Path], tmp_path: 
     figure = next(figure for figure in section.figures if figure.key == "thresholds")
     printed = [s for panel in figure.panels for s in panel.series if s.kind == "crosses" and s.name == "eow, paper"]
     assert printed[0].y == [37.65, 50.11, 57.32, 69.0]
+    assert {row[0].text: row for row in section.headline.rows}["eow"][column(section, "paper's ECE %")].value == 1.08
+    assert "its table 1 for" in section.headline.caption
+    lams = [copy(cifar[-1], tmp_path / f"lam{lam}", method={"lam": lam}) for lam in (0.1, 0.01)]
+    section = sections_of(lams)[0]
+    printed = [row[column(section, "paper's ECE %")].value for row in section.headline.rows]
+    assert sorted(printed) == [1.08, 2.31]
+    assert "its table 3, by λ, for" in section.headline.caption
+
+
+def column(section: Any, title: str) -> int:
+    return section.headline.header.index(title)
 
 
 def test_groups_that_differ_in_a_setting_are_named_by_it(trained: list[Path], tmp_path: Path) -> None:

@@ -306,6 +306,29 @@ def test_what_cannot_be_upgraded_is_told_why(model, sentence: str) -> None:
         upgrade(model())
 
 
+def test_a_model_that_fails_without_a_word_is_refused_in_a_sentence() -> None:
+    class Picky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[-1] != 28:
+                raise NotImplementedError
+            return x.mean((2, 3))
+
+    class Whole(nn.Module):
+        def __deepcopy__(self, memo: dict) -> nn.Module:
+            raise TypeError
+
+    picky = (nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), Picky()), nn.Linear(4, 3))
+    assert upgrade(picky).classes == 3  # which takes one of the later shapes that are tried
+    with pytest.raises(EowError, match=r"batch of shape \(3, 1, 32, 32\) \(NotImplementedError\): pass example="):
+        upgrade(picky, example=torch.zeros(2, 1, 32, 32))
+    with pytest.raises(EowError, match=r"cannot be copied \(TypeError\)"):
+        upgrade(nn.Sequential(Whole(), nn.Linear(4, 3)))
+    nowhere = (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(5, 4)), nn.Linear(4, 3))
+    with pytest.raises(EowError, match="pass example=") as refused:
+        upgrade(nowhere)
+    assert str(refused.value).count("pass example=") == 1
+
+
 def test_classes_and_example_are_checked() -> None:
     with pytest.raises(EowError, match="classes is 10, but the model's last linear layer, fc, has 3 outputs"):
         upgrade(ResNet(), classes=10)
@@ -1462,7 +1485,7 @@ def test_the_examples_own_rows_are_what_is_compared() -> None:
     assert torch.equal(upgrade(model, example=x)(x)[:, :-1], model(x))
     with pytest.raises(EowError, match="says something else than before"):
         upgrade(Aliased(), example=torch.rand(4, 8) + 0.1)
-    with pytest.raises(EowError, match=r"logits for a batch of shape .* are not numbers: pass example="):
+    with pytest.raises(EowError, match=r"logits for a batch of shape .* are not numbers\)?: pass example="):
         upgrade(nn.Sequential(nn.Linear(8, 16), Negative(), nn.Linear(16, CLASSES)))
 
 

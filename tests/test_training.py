@@ -82,6 +82,15 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> 
     assert timeless[3:] == [{k: v for k, v in line.items() if "second" not in k} for line in rest]
 
 
+def test_no_gpus_generator_is_seeded_by_work_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would put it back: torch.random.fork_rng keeps the generators of the devices that it is told."""
+    training = make_training()
+    for name in ("manual_seed", "manual_seed_all"):
+        monkeypatch.setattr(torch.cuda, name, lambda seed: pytest.fail("a GPU's generator was seeded"))
+    list(training.epochs())
+    eow.upgrade(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(), torch.nn.Linear(8, 3)))
+
+
 def test_the_global_generator_is_given_back() -> None:
     training = make_training()
     torch.manual_seed(11)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from eow import stopping, storage
 from eow.config import Table, from_table
 from eow.errors import EowError
+from eow.plain import first_line
 
 STOP_SECONDS = 3.0  # for workers that are told to stop, until they are killed
 LOCK_SECONDS = 20.0  # a worker whose parent was killed lets go of its folder within a second
@@ -182,7 +183,7 @@ def on_ray(address: str, jobs: int, cpus: int, shared: Path) -> Iterator[Engine]
             wanted = (jobs or max(1, cores() // cpus)) * cpus
             ray.init("local", num_cpus=wanted, include_dashboard=False, object_store_memory=100_000_000, **quiet)
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
-        why = str(error).strip().splitlines()[0]
+        why = first_line(error)
         raise EowError(f"Ray at {address or 'this machine'} cannot be reached ({why}): is it running?") from None
     mark = shared / f".shared-{uuid.uuid4().hex}"
     mark.touch()

@@ -21,19 +21,13 @@ from eow.bench.grid import Cell, Grid
 from eow.config import Table
 from eow.console import console, print_table
 from eow.plain import encoded, no_formula
+from eow.recipes import CONTROLS
 
-NO_BASELINES = (
-    "eow",
-    "shrink",
-    "feature_negatives",
-    "noise_negatives",
-    "mixed_negatives",
-    "vos",
-)  # ours, and controls of ours
+NO_BASELINES = ("eow", "shrink", *CONTROLS)  # ours, and controls of ours
 LEVEL = 0.05
 NOTE = (
     "Mean ± standard deviation over seeds. v+ / v-: better / worse than vanilla; b+ / b-: than the best baseline "
-    "(p < 0.05, paired t-test over seeds, Holm over the column)."
+    f"(p < {LEVEL}, paired t-test over seeds, Holm over the column)."
 )
 
 
@@ -68,11 +62,11 @@ def make_row(grid: Grid, cells: list[Cell], runs: Path, failed: dict[str, str]) 
     found = {cell.seed: figures_of(runs / cell.name) for cell in cells if cell.name not in failed}
     figures = {}
     for column in grid.columns:
-        values = {str(seed): value_at(table, column.path) for seed, table in found.items()}
-        values = {seed: value for seed, value in values.items() if value is not None}
+        read = {str(seed): value_at(table, column.path) for seed, table in found.items()}
+        values = {seed: value for seed, value in read.items() if value is not None}
         if column.absent is not None and all(value == column.absent for value in values.values()):
             values = {}
-        listed = [value for value in values.values() if value is not None]
+        listed = list(values.values())
         figures[column.title] = {
             "mean": statistics.fmean(listed) if listed else None,
             "std": statistics.stdev(listed) if len(listed) > 1 else None,
@@ -109,9 +103,6 @@ def mark(rows: list[Table], column: Column) -> None:
     for (p, entries), adjusted in zip(tests.values(), holm([p for p, _ in tests.values()])):
         for letter, better, figure in entries:
             figure["marks"][letter] = {"p": p, "p_holm": adjusted, "mark": sign_of(letter, better, adjusted)}
-    for row in ranked:
-        marks = row["figures"][column.title]["marks"]
-        row["figures"][column.title]["marks"] = {letter: marks[letter] for letter in "vb" if letter in marks}
 
 
 def sign_of(letter: str, better: bool, p: float) -> str:

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from eow.errors import EowError
 from eow.models.refusing import PAIR
 from eow.models.split import frozen_statistics
+from eow.plain import first_line
+from eow.seeds import seed_torch
 
 SIDES = (32, 64, 224, 28, 8, 16, 96, 128, 256, 299, 384)  # of images, tried in this order
 LENGTHS = (128, 1024, 16000)  # of signals
+AS_IT_WANTS = "pass example=, a batch of inputs as it wants them"
 SMALL, LARGE = 2, 3  # two batch sizes: what differs between them depends on the batch
 
 
@@ -41,8 +44,8 @@ def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Tensor
         try:
             return rows_out(model, torch.randn(LARGE, *shape, generator=generator).to(device, dtype))
         except EowError as error:
-            failure = str(error)
-    raise EowError(f"the shape of the model's inputs cannot be guessed ({failure}): pass example=, a batch of inputs")
+            failure = str(error).removesuffix(f": {AS_IT_WANTS}")
+    raise EowError(f"the shape of the model's inputs cannot be guessed ({failure}): {AS_IT_WANTS}")
 
 
 def shapes_for(layers: Iterable[nn.Module]) -> Iterator[tuple[int, ...]]:
@@ -71,8 +74,7 @@ def rows_out(model: nn.Module, x: Tensor) -> Tensor:
         logits = evaluated(model, x)
     except Exception as error:  # whatever somebody else's forward raises
         raise EowError(
-            f"the model cannot take a batch of shape {tuple(x.shape)} ({str(error).splitlines()[0]}): pass example=, a "
-            "batch of inputs as it wants them"
+            f"the model cannot take a batch of shape {tuple(x.shape)} ({first_line(error)}): {AS_IT_WANTS}"
         ) from error
     if not isinstance(logits, Tensor):
         raise EowError(f"the model returns {described(logits)}: make its forward return the logits alone, {PAIR}")
@@ -82,17 +84,14 @@ def rows_out(model: nn.Module, x: Tensor) -> Tensor:
             "logits for each input"
         )
     if not logits.isfinite().any():
-        raise EowError(
-            f"the model's logits for a batch of shape {tuple(x.shape)} are not numbers: pass example=, inputs as it "
-            "wants them"
-        )
+        raise EowError(f"the model's logits for a batch of shape {tuple(x.shape)} are not numbers: {AS_IT_WANTS}")
     return x
 
 
 def evaluated(module: nn.Module, x: Tensor) -> Any:
     """The module's output in evaluation mode, the same random numbers each time; nothing of it changes."""
     with at_rest(module, x), torch.no_grad():
-        torch.manual_seed(0)
+        seed_torch(x.device, 0)
         return module(x.clone())
 
 

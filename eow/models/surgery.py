@@ -24,6 +24,7 @@ from eow.models.refusing import PAIR
 from eow.models.split import SplitModel, unwrapped
 from eow.models.tracing import ROOT, Traced, trace
 from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, widened
+from eow.plain import first_line
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 
@@ -99,7 +100,7 @@ def upgrade(
             whole = copying.deepcopy(whole)
         except (RuntimeError, TypeError) as error:
             raise EowError(
-                f"the model cannot be copied ({str(error).splitlines()[0]}): call it once inside torch.no_grad(), so "
+                f"the model cannot be copied ({first_line(error)}): call it once inside torch.no_grad(), so "
                 "that it keeps no tensors of an earlier forward pass with gradients, or upgrade with copy=False"
             ) from error
     if isinstance(whole, SplitModel):
@@ -308,7 +309,7 @@ def refuse_without_gradient(model: UpgradedModel, x: Tensor) -> None:
             (arrived,) = torch.autograd.grad(model.tail(z.clone()).sum(), z, allow_unused=True)
             why = "the model goes on without gradients from there"
         except RuntimeError as error:
-            arrived, why = None, str(error).splitlines()[0]
+            arrived, why = None, first_line(error)
     if arrived is None:
         others = [name for name in model.cuts if name != model.cut]
         choose = f"choose one of {', '.join(others)}" if others else "compute with gradients behind it"

@@ -33,6 +33,7 @@ from eow.models.keeping import (
 )
 from eow.models.refusing import PAIR, refuse_arguments, refuse_hooks, taken_whole, with_modes_of_their_own
 from eow.models.split import in_mode
+from eow.plain import first_line
 
 ROOT = "model"  # where the wrapper holds the network
 
@@ -176,10 +177,9 @@ def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
 def untraceable(model: str, error: Exception) -> str:
     if isinstance(error, Lost):
         return f"{model}.forward {error}: put that into a module of its own, {PAIR}"
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return (
-        f"torch.fx cannot trace {model}.forward ({reason}): write it without decisions on the input's values or shape, "
-        f"{PAIR}"
+        f"torch.fx cannot trace {model}.forward ({first_line(error)}): write it without decisions on the input's "
+        f"values or shape, {PAIR}"
     )
 
 

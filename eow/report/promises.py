@@ -37,7 +37,7 @@ def differences(bunch: Bunch, rate: float | None) -> Table | None:
     spread = "" if len(seeds) == 1 else " and, between the seeds, a t-test"
     caption = (
         f"The method minus {vanilla.label}, seed by seed, with 95 % intervals: both sides see the same resampled test "
-        f"samples (paired bootstrap{spread}). p is not corrected for the number of comparisons."
+        f"samples (paired bootstrap{spread}). p is not corrected for the number of comparisons." + rate_words(rate)
     )
     return Table("differences", f"Difference from {vanilla.label}", header, rows, caption)
 

@@ -42,7 +42,7 @@ def compose(bunches: list[Bunch], format: str, unknown_rate: float | None, root:
     """All sections, each with what the format shows of it: pictures are on the page alone."""
     sections, slugs = [], set[str]()
     for bunch in bunches:
-        tables = [unknowns(bunch, unknown_rate), at_thresholds(bunch), differences(bunch, unknown_rate)]
+        tables = [unknowns(bunch, unknown_rate), at_thresholds(bunch, unknown_rate), differences(bunch, unknown_rate)]
         tables.append(certified(bunch, unknown_rate))
         figures = [
             reliability(bunch), risk_coverage(bunch), thresholds(bunch), unknown_histograms(bunch),

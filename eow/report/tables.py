@@ -55,7 +55,9 @@ def of_group(group: Group, where: str, figure: str, factor: float, digits: int) 
         return DASH
     values = [run.figures.get(where, {}).get(figure) for run in group.runs]
     cell = figure_cell(values, factor, digits, group.first.intervals.get(where, {}).get(figure))
-    return replace(cell, beside="") if figure == "null_ece" else cell  # a yardstick, whose spread says nothing
+    if figure == "null_ece" and cell is not DASH:
+        return replace(cell, beside="")  # a yardstick, whose spread says nothing
+    return cell
 
 
 def has_unknown(group: Group) -> bool:
@@ -65,7 +67,10 @@ def has_unknown(group: Group) -> bool:
 
 def headline(bunch: Bunch, rate: float | None) -> Table:
     """The figures on the known classes' test set, and the paper's where it has the same data, model and method."""
-    printed = {name: [paper_figure(group, name) for group in bunch.groups] for *_, name in KNOWN_COLUMNS if name}
+    lams = {group.first.config["method"]["lam"] for group in bunch.groups if group.first.method == "eow"}
+    printed = {
+        name: [paper_figure(group, name, len(lams) > 1) for group in bunch.groups] for *_, name in KNOWN_COLUMNS if name
+    }
     models = len({group.first.config["model"]["name"] for group in bunch.groups}) > 1
     header = ["method", *(["model"] if models else [])]
     rows = [
@@ -95,7 +100,8 @@ def headline(bunch: Bunch, rate: float | None) -> Table:
         "Seconds: of training." + rate_words(rate)
     )
     if beside:
-        caption += " The paper's figures are those printed in its tables 1 and 3, for its own training."
+        table = "table 3, by λ," if len(lams) > 1 else "table 1"
+        caption += f" The paper's figures are those printed in its {table} for its own training."
     return Table("headline", "Known classes", header, rows, caption)
 
 
@@ -103,13 +109,14 @@ def rate_words(rate: float | None) -> str:
     return "" if rate is None else f" Runs with an unknown logit are shown for an unknown rate of {rate:g}."
 
 
-def paper_figure(group: Group, column: str) -> float | None:
-    """What the paper prints for this data, model and method; table 3 where it has this λ."""
+def paper_figure(group: Group, column: str, by_lambda: bool) -> float | None:
+    """What the paper prints for this data, model and method: in table 1, or where runs differ in λ in table 3, if it
+    has this one."""
     config = group.first.config
     if config["data"].get("unknown_classes"):
         return None
     keys = {"dataset": config["data"]["name"], "model": config["model"]["name"]}
-    if group.first.method == "eow":
+    if by_lambda and group.first.method == "eow":
         found = paper.figure("table3_lambda", column, {**keys, "lambda": float(config["method"]["lam"])})
         if found is not None:
             return found
@@ -127,7 +134,7 @@ def unknowns(bunch: Bunch, rate: float | None) -> Table | None:
     rows = [
         [name_of(group), Cell(set_name(bunch, name)), Cell(kind),
          *(of_group(group, name, *column_of(column)) for column in columns)]
-        for name, kind in bunch.sets.items() for group in bunch.groups if any(name in run.others for run in group.runs)
+        for name, group in sets_of_groups(bunch) for kind in [bunch.sets[name]]
     ]  # fmt: skip
     caption = (
         f"Each unknown set against the known test set. {SPREAD} AUROC: how often a known sample looks more known than "
@@ -136,6 +143,13 @@ def unknowns(bunch: Bunch, rate: float | None) -> Table | None:
         "against false acceptance. The last two columns are means over the unknown set." + rate_words(rate)
     )
     return Table("unknowns", "Unknowns", ["method", "unknowns", "kind", *(c[1] for c in columns)], rows, caption)
+
+
+def sets_of_groups(bunch: Bunch) -> list[tuple[str, Group]]:
+    """Every set of unknowns with every group that has met it."""
+    return [
+        (name, group) for name in bunch.sets for group in bunch.groups if any(name in run.others for run in group.runs)
+    ]
 
 
 def column_of(column: tuple[str, str, float, int]) -> tuple[str, float, int]:
@@ -150,12 +164,12 @@ def set_name(bunch: Bunch, name: str) -> str:
     return f"classes {classes}"
 
 
-def at_thresholds(bunch: Bunch) -> Table | None:
+def at_thresholds(bunch: Bunch, rate: float | None) -> Table | None:
     """The paper's table 2: accuracy among the predictions above a threshold, unknown samples counted as wrong."""
     if not bunch.sets:
         return None
     names = [f"{threshold:g}" for threshold in THRESHOLDS]
-    lines = [(name, group) for name in bunch.sets for group in bunch.groups if name in group.first.others]
+    lines = sets_of_groups(bunch)
     printed = [[paper_at(group, name, threshold) for threshold in THRESHOLDS] for name, group in lines]
     beside = any(value is not None for line in printed for value in line)
     header = ["method", "with"]
@@ -171,7 +185,7 @@ def at_thresholds(bunch: Bunch) -> Table | None:
         rows.append(row)
     caption = (
         "The paper's table 2: of all predictions on both sets with a confidence above the threshold, the share that is "
-        "right; every unknown sample counts as wrong. A dash: nothing is left above the threshold."
+        "right; every unknown sample counts as wrong. A dash: nothing is left above the threshold." + rate_words(rate)
     )
     return Table("table2", "Accuracy above a threshold", header, rows, caption)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
+from eow.plain import first_line
 from eow.sampling import kernels, langevin
 from eow.sampling.energies import ENERGIES, Energy, energy_named, logit_gradient
 from eow.sampling.freezing import freeze
@@ -222,7 +223,7 @@ class Sampler:
                 self.graphs[key] = Graphed(self.run, z0, trust, generator, autocast)
             except RuntimeError as error:
                 self.graphable = False
-                reason = str(error).splitlines()[0]
+                reason = first_line(error)
                 warnings.warn(
                     f"the chain cannot be captured as a CUDA graph ({reason}): it runs step by step", stacklevel=2
                 )
