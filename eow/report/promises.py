@@ -8,7 +8,7 @@ from eow.compare import compare
 from eow.metrics.statistics import FEWEST
 from eow.report.gather import Bunch, Loaded
 from eow.report.parts import Cell, Table
-from eow.report.tables import figure_cell, name_of
+from eow.report.tables import figure_cell, name_of, rate_words
 
 POINTS = ", points"
 TITLES = {
