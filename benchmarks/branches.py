@@ -15,10 +15,12 @@ goes on with it, without negatives, until it is cut off at the end. Its log says
 import argparse
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from speaking import in_one_line, several
 
 from eow import config as configs
 from eow import runs, storage
@@ -55,6 +57,12 @@ def groups_of(cells: Iterable[Cell]) -> list[tuple[list[Cell], list[Cell]]]:
         for group in groups.values()
     ]
     return [(energy, vanilla) for energy, vanilla in parted if energy]
+
+
+def left_to_bench(cells: Iterable[Cell], groups: list[tuple[list[Cell], list[Cell]]]) -> list[Cell]:
+    """The runs of rows that are no branch: of other methods, and of vanilla on a split that no energy method has."""
+    made = {cell.name for group in groups for part in group for cell in part}
+    return [cell for cell in cells if cell.name not in made and not cell.hidden]
 
 
 def without_unknown(opened: Method, config: RunConfig) -> Method:
@@ -110,16 +118,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", default="quick")
     parser.add_argument("--only", action="append", default=[], help="a method, as often as needed")
-    parser.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")], help="such as 0,1,2")
+    parser.add_argument("--seeds", type=partial(several, least=0), help="such as 0,1,2")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE over all other settings")
     a = parser.parse_args()
     grid = read_grid(a.grid, a.size, only=tuple(a.only), seeds=a.seeds or 0, settings=from_assignments(a.set))
+    groups = groups_of(grid.cells)
+    if left := left_to_bench(grid.cells, groups):
+        told = "; ".join(cell.title for cell in left)
+        if not groups:
+            raise EowError(
+                f"{a.grid}: no energy method is asked for, so nothing can branch: use `eow bench` for {told}"
+            )
+        print(f"left to `eow bench`: {told}", flush=True)
     folder = a.out.absolute() / "runs"
     storage.make_folder(folder)
-    for energy, vanilla in groups_of(grid.cells):
+    for energy, vanilla in groups:
         place = Place(pick_device(energy[0].config.train.device))
         run_group(energy, vanilla, folder, place)
 
 
 if __name__ == "__main__":
-    main()
+    with in_one_line():
+        main()

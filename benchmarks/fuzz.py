@@ -1,6 +1,6 @@
 """10,000 mutated files of every kind that eow reads: each must load, or be refused in one line.
 
-    python benchmarks/fuzz.py                              about 10 minutes on one core
+    python benchmarks/fuzz.py                              two minutes on one core
     python benchmarks/fuzz.py --count 200 --seed 1         the form that `make test` runs
     python benchmarks/fuzz.py --only svhn.mat --index 17   one file again, with its traceback
     python benchmarks/fuzz.py --atheris --seconds 900      guided by coverage, where atheris is installed
@@ -23,24 +23,38 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 ROOT = Path(__file__).resolve().parent.parent
 VERDICTS = ("loaded", "refused", "failed")
+REFUSED = 2  # the exit code where what was asked for is not there
 MEMORY = 2 << 30  # address space that reading may take beyond what the imports took
 
 
 def worker(folder: Path, count: int, seed: int, only: str) -> None:
     """Prints one line of JSON a case."""
-    from fuzz_cases import make_cases
     from fuzzing import fuzz
 
-    cases = [case for case in make_cases(folder) if not only or case.name in only.split(";")]
+    cases = cases_of(folder, only)
     resource.setrlimit(resource.RLIMIT_AS, (address_space() + MEMORY,) * 2)
     fuzz(cases, count, seed, folder, lambda row: print(json.dumps(row), flush=True))
     print(json.dumps({"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}))
+
+
+def cases_of(folder: Path, only: str) -> list:
+    """Those that are asked for; a name that none has is told in one line."""
+    from fuzz_cases import make_cases
+
+    with warnings.catch_warnings(action="ignore"):  # of the short training that makes some of them
+        cases = {case.name: case for case in make_cases(folder)}
+    wanted = only.split(";") if only else list(cases)
+    if strange := [name for name in wanted if name not in cases]:
+        print(f"error: there is no case {strange[0]!r}: choose of {'; '.join(cases)}", file=sys.stderr)
+        sys.exit(REFUSED)
+    return [case for name, case in cases.items() if name in wanted]
 
 
 def address_space() -> int:
@@ -49,10 +63,9 @@ def address_space() -> int:
 
 def again(folder: Path, name: str, seed: int, index: int) -> None:
     """One file as the fuzzer made it, read without a net."""
-    from fuzz_cases import make_cases
     from fuzzing import mutated
 
-    (case,) = (each for each in make_cases(folder) if each.name == name)
+    (case,) = cases_of(folder, name)
     case.place.write_bytes(mutated(case.data, case.form, Random(f"{seed}/{name}/{index}")))
     print(case.place, case.read())
 
@@ -67,13 +80,10 @@ def guided(folder: Path, seconds: float, seed: int, only: str, keep: Path) -> It
     except ImportError:
         sys.exit("atheris is not installed: the seeded fuzzer does without it")
     with atheris.instrument_imports(include=["eow", "PIL", "tomllib"]):
-        from fuzz_cases import make_cases
-
-        cases = make_cases(folder)
+        cases = cases_of(folder, only)
         for case in cases:
             case.place.write_bytes(case.data)
             case.read()  # what is imported only then counts too
-    cases = [case for case in cases if not only or case.name in only.split(";")]
     whole = sum(case.share for case in cases)
     for number, case in enumerate(cases):
         counts = memoryview(mmap.mmap(-1, 24)).cast("Q")  # as VERDICTS; shared with the process
@@ -146,7 +156,7 @@ def waited(child: int, seconds: float) -> int:
 
 
 def run(count: int, seed: int, only: str = "", timeout: float = 7200) -> dict:
-    """The worker's rows, and how it ended."""
+    """The worker's rows, and how it ended. Where it refuses what was asked for, this process ends as it has."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "EOW_DEVICE": "cpu"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     began = time.perf_counter()
@@ -155,6 +165,9 @@ def run(count: int, seed: int, only: str = "", timeout: float = 7200) -> dict:
         command += ["--only", only] if only else []
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+            if done.returncode == REFUSED:
+                sys.stderr.write(done.stderr)
+                sys.exit(REFUSED)
             ended, output = ("" if done.returncode == 0 else f"exit {done.returncode}"), done.stdout
             errors = done.stderr[-2000:]
         except subprocess.TimeoutExpired as late:
@@ -211,16 +224,20 @@ def explore(seconds: float, seed: int, only: str, keep: Path) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--index", type=int)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--atheris", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000, help="files over all cases")
+    parser.add_argument("--seed", type=int, default=0, help="another one makes other files")
+    parser.add_argument("--only", default="", help="names of cases as the table has them, separated by ;")
+    parser.add_argument("--index", type=int, help="read this one file of the case that --only names")
+    parser.add_argument("--out", type=Path, help="a folder for the figures and a record")
+    parser.add_argument("--atheris", action="store_true", help="let coverage choose the files")
     parser.add_argument("--seconds", type=float, default=900, help="for atheris, over all cases")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.count < 1:
+        parser.error(f"--count is {chosen.count}: give at least 1")
+    if chosen.index is not None and (not chosen.only or ";" in chosen.only):
+        parser.error("--index is of one case: name it with --only")
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     if chosen.worker:
         return worker(chosen.worker / "files", chosen.count, chosen.seed, chosen.only)

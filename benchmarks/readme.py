@@ -1,9 +1,12 @@
 """The README's tables, made from the records, so that no number stands there that nobody measured.
 
 python benchmarks/readme.py            # writes them between their markers; `make readme`
+python benchmarks/readme.py --check    # writes nothing, and exits with 1 where README.md has others
 """
 
+import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +155,18 @@ def rendered(text: str) -> str:
     return text
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, say whether README.md is as it should be")
+    arguments = parser.parse_args()
     readme = ROOT / "README.md"
-    readme.write_text(rendered(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    old = readme.read_text(encoding="utf-8")
+    new = rendered(old)
+    if not arguments.check:
+        readme.write_text(new, encoding="utf-8")
+    elif new != old:
+        sys.exit("README.md has other tables than the records: run `make readme`")
+
+
+if __name__ == "__main__":
+    main()

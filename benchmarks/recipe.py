@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from speaking import in_one_line, writable
 from torch import Tensor
 
 from eow import metrics
@@ -50,10 +51,23 @@ DRAWS = 20  # of the samples that a temperature is fitted on
 Arrays = dict[str, np.ndarray]
 
 
+def variants_of(file: Path) -> list[dict[str, Any]]:
+    try:
+        variants = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EowError(f"there is no file {file}: give a JSON file of variants") from None
+    except ValueError as error:
+        raise EowError(f"{file} cannot be read as JSON: {error}; mend it") from None
+    if not isinstance(variants, list) or not variants:
+        raise EowError(f"{file} has no variants: give a list of at least one")
+    for each in variants:
+        if not isinstance(each, dict) or not {"name", "method"} <= each.keys():
+            raise EowError(f"{file} has a variant without name or method: {json.dumps(each)}; give it both")
+    return variants
+
+
 def sets_of(data: RunData, outliers: Path | None, seed: int) -> tuple[Dataset, dict[str, Dataset]]:
     """The held-out part, and outliers of its shape."""
-    if data.holdout is None:
-        raise EowError("a search measures on held-out training data: give --holdout a share above 0")
     known, stream = data.holdout, np.random.default_rng(seed)
     images = known.inputs
     flat = images.reshape(len(images), -1) if images.ndim == 2 else images.reshape(*images.shape[:2], -1)
@@ -149,7 +163,9 @@ def fenced(training: Training, data: RunData, known: Dataset, outliers: dict[str
 
 
 def search(arguments: argparse.Namespace) -> dict[str, Any]:
-    variants = json.loads(arguments.variants.read_text())
+    if not arguments.holdout:
+        raise EowError("a search measures on held-out training data: give --holdout a share above 0")
+    variants = variants_of(arguments.variants)
     train = {"epochs": arguments.epochs} if arguments.epochs else {}
     common = {
         "data": {"name": arguments.data, "holdout": arguments.holdout, "limit": arguments.limit,
@@ -225,7 +241,7 @@ def show(found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", type=Path)
+    parser.add_argument("variants", type=Path, help="a JSON file")
     parser.add_argument("--data", default="cifar100")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--epochs", type=int, default=0, help="0: the recipe's")
@@ -236,9 +252,10 @@ def main() -> None:
     parser.add_argument("--allow-unofficial", action="store_true", help="files that are not the published ones")
     parser.add_argument("--outliers", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for every variant's logits, in half precision")
-    parser.add_argument("--out", type=Path, default=Path("found.json"))
+    parser.add_argument("--out", type=writable, default="found.json", help="write all figures there")
     show(search(parser.parse_args()))
 
 
 if __name__ == "__main__":
-    main()
+    with in_one_line():
+        main()

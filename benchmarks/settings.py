@@ -12,10 +12,10 @@ of the energy term, whose trials can share their first epochs, there is recipe.p
 import argparse
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from speaking import in_one_line, writable
 
 from eow import metrics
 from eow.config import from_assignments, merge, resolve
@@ -36,8 +36,6 @@ def trial(text: str, common: dict[str, Any], data: RunData | None) -> tuple[dict
     config = resolve(merge(common, own))
     place = Place(pick_device(config.train.device))
     data = data or load_sets(config.data, config.seed)
-    if data.holdout is None:
-        raise EowError("a search measures on held-out training data: give --holdout a share above 0")
     training, began, row = begin(config, data, place), time.perf_counter(), {"settings": text, "epochs": []}
     try:
         for line in training.epochs():
@@ -66,8 +64,10 @@ def main() -> None:
     parser.add_argument("--holdout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--allow-unofficial", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=writable, help="write all figures there")
     a = parser.parse_args()
+    if not a.holdout:
+        raise EowError("a search measures on held-out training data: give --holdout a share above 0")
     common: dict[str, Any] = {
         "data": {"name": a.data, "holdout": a.holdout, "limit": a.limit, "allow_unofficial": a.allow_unofficial},
         "model": {"name": a.model} if a.model else {}, "method": {"name": a.method},
@@ -97,4 +97,5 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    with in_one_line():
+        main()

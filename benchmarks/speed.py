@@ -4,9 +4,10 @@
     python benchmarks/speed.py --small               # on a CPU: the same table, smaller
     python benchmarks/speed.py --json speed.json
 
-Warm-up is excluded, GPU times are device events, every figure is a median. `chain` is the 100 Langevin steps alone;
-`floor` is what their arithmetic would take at the matrix rate that the same run measures; `reference` is the chain of
-langevin.py under autograd. On a GPU `plain` and `EOW` are whole steps as one CUDA graph, in bfloat16.
+Warm-up is excluded, GPU times are device events, every figure is a median. `chain` is the Langevin steps alone: 100,
+with --small and on a CPU 20; `floor` is what their arithmetic would take at the matrix rate that the same run measures;
+`reference` is the chain of langevin.py under autograd. On a GPU `plain` and `EOW` are whole steps as one CUDA graph, in
+bfloat16 or, with --tf32, in float32 with TF32 products; a CPU has float32.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from speaking import in_one_line, several, whole, writable
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -97,8 +99,8 @@ def make_step(
         return lambda: training.step(x, y), trained
     from eow.stepgraph import StepGraph
 
-    graph = StepGraph(training.step, trained.stream)
-    return lambda: graph(x, y), trained
+    recorded = StepGraph(training.step, trained.stream)
+    return lambda: recorded(x, y), trained
 
 
 def chain_flops(tail: torch.nn.Module, z: Tensor, steps: int) -> float:
@@ -149,7 +151,6 @@ def rows_of(
                     run_chain(method.model.tail, z, "paper", generator=method.stream, **settings)
 
             row["chain_reference"] = timed(reference, place.device, max(3, repeats // 5), warm_up=2)
-            row["eow_reference"] = plain_eager + row["chain_reference"]
         rows.append(row)
         if cuda:
             torch.cuda.empty_cache()
@@ -160,24 +161,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="small networks and 20 steps, as always on a CPU")
     parser.add_argument("--models", default="", help="only these, separated by commas")
-    parser.add_argument("--batches", default="", help="batch sizes, separated by commas")
-    parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--chains", type=int, default=64)
+    parser.add_argument("--batches", type=several, help="batch sizes, separated by commas")
+    parser.add_argument("--steps", type=whole, help="of a chain")
+    parser.add_argument("--chains", type=whole, default=64, help="how many at once")
     parser.add_argument("--tf32", action="store_true", help="float32 with TF32 products instead of bfloat16")
-    parser.add_argument("--repeats", type=int, default=0)
-    parser.add_argument("--json", default="", help="write the figures there")
+    parser.add_argument("--repeats", type=whole, help="timed calls, of which the median is told")
+    parser.add_argument("--json", type=writable, help="write the figures there")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     small = arguments.small or device.type == "cpu"
     steps = arguments.steps or (20 if small else 100)
     repeats = arguments.repeats or (5 if small else 20)
-    batches = [int(b) for b in arguments.batches.split(",") if b] or ([64] if small else [64, 256, 1024])
+    batches = arguments.batches or ([64] if small else [64, 256, 1024])
     specs, wanted = SMALL if small else FULL, [name for name in arguments.models.split(",") if name]
     known = {spec[0] for spec in specs}
     if unknown := set(wanted) - known:
         parser.error(f"there is no {', '.join(sorted(unknown))} here: choose of {', '.join(sorted(known))}")
     chosen = [spec for spec in specs if not wanted or spec[0] in wanted]
     place = Place(device)
+    precision = "float32"
+    if device.type == "cuda":
+        precision = "float32 with TF32 products" if arguments.tf32 else "bfloat16"
     if arguments.tf32:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     rate = matrix_rate(device, bf16=device.type == "cuda" and not arguments.tf32)
@@ -215,13 +219,11 @@ def main() -> None:
     title += f", {rate / 1e12:.3g} TFLOP/s; milliseconds"
     print_table(title, columns, cells)
     if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(
-                {"device": where, "torch": torch.__version__, "steps": steps, "rate": rate, "rows": rows},
-                file,
-                indent=1,
-            )
+        about = {"device": where, "torch": torch.__version__, "steps": steps, "chains": arguments.chains}
+        about |= {"tf32": arguments.tf32, "precision": precision, "rate": rate}
+        arguments.json.write_text(json.dumps({**about, "rows": rows}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    with in_one_line():
+        main()

@@ -48,6 +48,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
+from speaking import in_one_line, writable
 
 from eow.console import print_table
 from eow.estimator import EOWClassifier
@@ -160,7 +161,7 @@ def shares(row: dict[str, Any], measure: str, kinds: tuple[str, ...]) -> list[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", default=",".join(SETS), help="only these, separated by commas")
-    parser.add_argument("--json", default="", help="write the figures there")
+    parser.add_argument("--json", type=writable, help="write the figures there")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)  # MLPClassifier's 200 epochs are its default, too
     header = ["classifier", "accuracy", "log-loss", "ECE", "null ECE", "AUROC box", *KINDS[1:], "seconds"]
@@ -178,9 +179,10 @@ def main() -> None:
         print_table(f"{name}: rows answered, in %", ["classifier", *kinds], rows_answered)
     if arguments.json:
         versions = {"torch": torch.__version__, "scikit-learn": sklearn.__version__, "machine": platform.machine()}
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"versions": versions, "splits": SPLITS, "tables": tables}, file, indent=1)
+        figures = {"versions": versions, "splits": SPLITS, "tables": tables}
+        arguments.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    with in_one_line():
+        main()

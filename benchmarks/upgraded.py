@@ -11,12 +11,12 @@ unseen digits, or letters (notMNIST), the held-out images with their pixels perm
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
+from speaking import in_one_line, whole, writable
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -172,8 +172,8 @@ def show(name: str, seeds: list[dict[str, dict[str, float]]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seeds", type=whole, default=3, help="how many")
+    parser.add_argument("--json", type=writable, help="write the figures there")
     arguments = parser.parse_args()
     found = {}
     for name in arguments.networks:
@@ -184,4 +184,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with in_one_line():
+        main()

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,14 @@ def is_arrays(data: Any) -> bool:
     return isinstance(data, tuple | list) and len(data) == 2 and not all(map(is_batch, data))
 
 
+def depth(values: Any) -> int:
+    """1 for a list of numbers, 2 for a list of such lists and so on; 0 for what is no list of numbers."""
+    levels = 0
+    while isinstance(values, list | tuple) and values:
+        values, levels = values[0], levels + 1
+    return levels if isinstance(values, Number | np.generic) else 0
+
+
 def array_loader(
     inputs: Any,
     labels: Any,
@@ -255,10 +264,11 @@ def dataset_loader(data: Any, batch: int, what: str, *, training: bool = True) -
 
 
 def outlier_loader(unknown: Any, batch: int, dtype: torch.dtype, integers: bool) -> Any:
-    """Outliers as a loader: an array of them, a pair (X, anything) of arrays, or a loader as it is."""
+    """Outliers as a loader: an array, a data frame or nested lists of them, a pair (X, anything) of these, or a loader
+    as it is. Two rows are no pair: they are as deep as each other."""
     if is_arrays(unknown) and not all(getattr(each, "ndim", 0) > 1 for each in unknown):
-        unknown = unknown[0]
-    if not isinstance(unknown, Tensor | np.ndarray):
+        unknown = unknown if depth(unknown[0]) == depth(unknown[1]) > 0 else unknown[0]
+    if not (isinstance(unknown, Tensor | np.ndarray) or hasattr(unknown, "to_numpy") or depth(unknown)):
         return dataset_loader(unknown, batch, "unknown")
     x = inputs_of(unknown, dtype, integers)
     check_finite(x)

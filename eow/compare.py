@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from eow.config import settings_of
 from eow.errors import EowError
 from eow.evaluate import read_all, scores_of
 from eow.metrics import auroc, ece, paired_difference
@@ -115,13 +116,20 @@ def seed_of(said: Predictions) -> int:
 
 
 def check_alike(first: list[Predictions], second: list[Predictions]) -> None:
-    """The same samples in the same order everywhere, the same seeds on both sides, one method and no seed twice on
-    each."""
+    """The same samples in the same order everywhere, the same seeds on both sides, one method with one setting and no
+    seed twice on each."""
     for side in (first, second):
         if len(methods := {each.manifest["method"] for each in side}) > 1:
             raise EowError(f"the runs of one side are of {', '.join(sorted(methods))}: give those of one method")
         if len({seed_of(each) for each in side}) < len(side):
             raise EowError("a seed is there twice on one side, which would count as two: give one run a seed")
+        one, *others = (settings_of(each.manifest.get("config") or {}) for each in side)
+        for other in others:
+            if odd := sorted(key for key in {*one, *other} if one.get(key) != other.get(key)):
+                found = f"{odd[0]} is {one.get(odd[0])!r} and {other.get(odd[0])!r}"
+                raise EowError(
+                    f"the runs of one side differ in more than the seed ({found}): give those of one setting"
+                )
     if [seed_of(each) for each in first] != [seed_of(each) for each in second]:
         seeds = " and ".join(str([seed_of(each) for each in side]) for side in (first, second))
         raise EowError(f"runs are compared seed by seed, but the seeds are {seeds}: give the same ones on both sides")

@@ -23,6 +23,8 @@ SECTIONS = ("data", "model", "method", "train")
 LARGEST = 10_000_000  # of a batch and of whatever a method counts: beyond, a slip of the hand and no memory
 WIDEST = 1_000_000  # a hidden layer
 STEEPEST = 1e30  # a rate, or a decay: float32 ends at 3e38
+# Settings that say where a run happens, not what comes out of it: a run may be resumed with others.
+ELSEWHERE = (("data", "root"), ("data", "resident"), ("train", "device"), ("train", "checkpoint_every"))
 
 
 @dataclass(frozen=True)
@@ -310,3 +312,14 @@ def to_table(config: RunConfig) -> Table:
     table = dataclasses.asdict(config)
     table["method"] = {"name": config.method.name, **table["method"]}
     return typing.cast(Table, json.loads(json.dumps(table)))
+
+
+def settings_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What runs have in common that differ in their seed alone, flat: neither the place nor what was predicted
+    afterwards is part of it."""
+    flat = {"recipe": config.get("recipe")}
+    for section in SECTIONS:
+        values = config.get(section)
+        flat.update({f"{section}.{key}": each for key, each in values.items()} if isinstance(values, dict) else {})
+    apart = {".".join(path) for path in ELSEWHERE} | {"data.outliers"}
+    return {key: value for key, value in flat.items() if key not in apart}

@@ -136,6 +136,12 @@ class Deployed:
             confidence = probs.max(1)
         lowest = self.card.threshold if threshold is None else threshold
         answers = confidence >= unknown if lowest is None else confidence.astype(np.float64) >= lowest
+        lost = answers & (said.label < 0) & (said.probs.sum(1) < FAINTEST)
+        if lost.any():
+            raise EowError(
+                f"sample {int(lost.argmax())} is so surely unknown that float32 has lost its classes, and a threshold "
+                f"of {lowest} asks for one: export the model again with that threshold"
+            )
         return Answers(np.where(answers, label, -1), confidence, unknown, probs)
 
     def shifted(self, unknown: np.ndarray, probs: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:

@@ -35,7 +35,7 @@ def calibration(said: Predictions) -> dict[str, float]:
         "mce": metrics.mce(sure, right), "null_mce": metrics.null_mce(sure).mean,
         "ece_l2_debiased": metrics.ece_l2_debiased(sure, right),
         "null_ece_l2_debiased": metrics.null_ece_l2_debiased(sure).mean,
-        "nll": metrics.nll(probs, labels), "nll_renormalised": metrics.nll_renormalised(probs, labels),
+        "nll": metrics.nll(probs, labels), "nll_renormalised": float(losses(said, renormalised=True).mean()),
         "brier": metrics.brier(probs, labels), **{f"brier_{name}": part for name, part in parts._asdict().items()},
         "aurc": metrics.aurc(sure, right), "excess_aurc": metrics.excess_aurc(sure, right),
         "confidence": float(sure.mean(dtype=float)), "unknown": float(said.unknown.mean(dtype=float)),

@@ -51,16 +51,17 @@ def fit(
     """Train a SplitModel in place and return it as a method, whose `predict(x)` gives label, confidence and unknown.
 
     `data` is a loader of (inputs, labels) batches, a torch Dataset of such pairs, or a pair (X, y) of arrays, as the
-    network wants them. `unknown` is a loader, a Dataset or an array of real outliers: half of the negatives' weight λ
-    then goes to them, the other half stays with the chains. `holdout` is given like `data` and holds samples that are
-    not in it: when training has ended a temperature is fitted to them and, for an upgraded model, the shift that makes
-    the mean unknown there `unknown_rate`, .002 unless you say another. `options` are the method's settings:
-    `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than classes for `eow`;
-    `eow.upgrade` sees to that, and since an upgraded model is trained already, its energy term is on from the first
-    epoch; another's begins late and, where the head may change and has a bias, settled, as in the recipe `modern`. A
-    later fit without `holdout` trains at the prior odds λ again. Parameters without `requires_grad` stay as they are
-    until something is fitted to `holdout`, and so do the running statistics of norm layers whose parameters are all
-    frozen.
+    network wants them. `unknown` is a loader, a Dataset, an array, a data frame or a list of real outliers: half of the
+    negatives' weight λ then goes to them, the other half stays with the chains. `holdout` is given like `data` and
+    holds samples that are not in it: when training has ended a temperature is fitted to them and, for an upgraded
+    model, the shift that makes the mean unknown there `unknown_rate`, .002 unless you say another. `options` are the
+    method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than
+    classes for `eow`; `eow.upgrade` sees to that, and since an upgraded model is trained already, its energy term is on
+    from the first epoch; another's begins late and, where the head may change and has a bias, settled, as in the recipe
+    `modern`. A later fit without `holdout` trains at the prior odds λ again. Parameters without `requires_grad` stay as
+    they are until something is fitted to `holdout` or shifted to `unknown_rate`, and so do the running statistics of
+    norm layers whose parameters are all frozen. Where the unknown of an upgraded model must first be brought to λ, a
+    frozen head is refused.
     """
     needs_split(model)
     needs_gradients("eow.fit")

@@ -84,9 +84,17 @@ def measure_features(model: UpgradedModel, x: Tensor) -> None:
 
 def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:
     """Bring an upgraded model's unknown logit to the prior odds of the training that now begins."""
+    settled = method.options.onset == "settled"
+    if not settled and math.isclose(float(model.odds), method.options.lam, rel_tol=1e-6):
+        return  # there it is, and a head that has been frozen since stays as it is
+    if not model.head.bias.requires_grad:
+        raise EowError(
+            "the head's bias is frozen, and training begins by bringing the unknown to the odds λ there: let it "
+            "learn, model.head.requires_grad_(True)"
+        )
     if not model.odds:
         measure_features(model, x[: len(y)])
-    if method.options.onset == "settled":
+    if settled:
         settle(method, x[: len(y)], y)
     elif not model.odds:
         raise_unknown(method, x, y)
@@ -106,8 +114,8 @@ class OpenWorldLoss(nn.Module):
     `model` is what `eow.upgrade` returns, or any SplitModel of K+1 logits; the loss holds it, so `loss.parameters()`
     are the model's. `options` are EOW's settings (`lam`, `steps`, `start`, ...). `loss.last` has the terms of the last
     call, detached. Under DDP wrap the loss, not the model: `DistributedDataParallel(loss)(x, y)` runs encoder, chains
-    and tail in one forward, and each rank draws chains of its own. Works under autocast and with accumulated
-    gradients.
+    and tail in one forward, and each rank draws chains of its own. Works under autocast, with accumulated gradients
+    and compiled.
     """
 
     def __init__(self, model: SplitModel, *, seed: int = 0, **options: Any) -> None:
@@ -163,6 +171,7 @@ class OpenWorldLoss(nn.Module):
                 )
             check_finite(unknown)
 
+    @torch.compiler.disable  # what is done once, in numpy and Python, is nothing to compile
     def method(self, x: Tensor, y: Tensor) -> OutlierEOW:
         """The objective, made when the first batch tells its shape and device."""
         if not self._method or self._method[0].stream.device != x.device:

@@ -55,6 +55,8 @@ class Predictions:
     @cached_property
     def renormalised(self) -> np.ndarray:
         """The confidence among the K classes alone, floored as in metrics.nll."""
+        if self.open_world:
+            return among_known(self, self.label)
         total = np.concatenate(list(over_rows(lambda block, _: block.sum(1), self.probs)))
         return np.minimum(np.maximum(self.confidence, FLOOR) / (total + self.probs.shape[1] * FLOOR), 1.0)
 
@@ -85,10 +87,25 @@ class Predictions:
         return Predictions(label, probs.max(1), probs, unknown, self.labels, self.logits, self.manifest)
 
 
+def among_known(said: Predictions, label: np.ndarray) -> np.ndarray:
+    """The labels' probabilities among the K classes, from the logits: of what is surely unknown float32 has lost those
+    of `probs`. Floored as in metrics.nll."""
+    assert said.logits is not None
+
+    def share(block: np.ndarray, rows: slice) -> np.ndarray:
+        known = block[:, :-1] - block[:, :-1].max(1, keepdims=True)
+        wanted = np.take_along_axis(known, label[rows, None], 1)[:, 0]
+        return np.asarray(np.exp(wanted) / np.exp(known).sum(1))
+
+    return np.maximum(np.concatenate(list(over_rows(share, said.logits))), FLOOR)
+
+
 def losses(said: Predictions, renormalised: bool = False) -> np.ndarray:
     """-log of the true class's probability, one a sample, raw or with the K classes renormalised; floored as in
     metrics.nll."""
     true = labels_of(said.probs, said.labels)
+    if renormalised and said.open_world:
+        return -np.log(among_known(said, true))
     floored = np.maximum(said.probs[np.arange(len(true)), true].astype(np.float64), FLOOR)
     total = said.probs.sum(1, dtype=np.float64) + said.probs.shape[1] * FLOOR if renormalised else 1.0
     return np.log(total) - np.log(floored)
@@ -226,7 +243,8 @@ def predict_set(run: "Run", name: str, dataset: "Dataset") -> Predictions:
         "name": name, "key": key, "method": run.config.method.name, "odds": getattr(run.config.method, "odds", None),
         "seed": run.config.seed,
         "data": dataset.name, "split": dataset.split, "data_hash": dataset.hash, "official": dataset.official,
-        "weights": run.weights_hash, "classes": list(run.classes), "config": to_table(run.config),
+        "weights": run.weights_hash, "classes": list(run.classes), "columns": list(dataset.columns),
+        "config": to_table(run.config),
         "versions": {"eow": __version__, "torch": torch.__version__},
     }  # fmt: skip
     write(path, arrays, manifest)
@@ -266,17 +284,17 @@ def predict_files(
 
 
 def policy(run: "Run", unknown_rate: float | None, threshold: float | None) -> tuple[float | None, float | None]:
-    """The threshold to abstain below, if any, and the unknown rate: what was given, else what the run was certified
-    with."""
+    """The threshold to abstain below, if any, and the unknown rate: what was given, each, else what the run was
+    certified with, as a file that was exported of it does."""
     from eow.certify import stored
     from eow.deployed import checked_policy
 
     unknown_rate, threshold = checked_policy(unknown_rate, threshold)
-    if threshold is not None:
-        return threshold, unknown_rate
     promise = stored(run.folder, run.weights_hash)
     if promise is None:
-        return None, unknown_rate
+        return threshold, unknown_rate
+    if threshold is not None:
+        return threshold, promise.unknown_rate if unknown_rate is None else unknown_rate
     if unknown_rate not in (None, promise.unknown_rate):
         rate = promise.unknown_rate
         certified = "the run's own unknown rate" if rate is None else f"an unknown rate of {rate}"

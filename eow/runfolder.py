@@ -14,12 +14,9 @@ import torch
 import eow
 from eow import config as configs
 from eow import storage
-from eow.config import RunConfig
+from eow.config import ELSEWHERE, RunConfig
 from eow.data.sets import RunData
 from eow.errors import EowError
-
-# Settings that say where a run happens, not what comes out of it: a run may be resumed with others.
-ELSEWHERE = (("data", "root"), ("data", "resident"), ("train", "device"), ("train", "checkpoint_every"))
 
 
 def environment(device: torch.device) -> dict[str, Any]:

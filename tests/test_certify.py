@@ -111,6 +111,8 @@ def test_an_unknown_rate_belongs_to_the_promise(folder: Path, tmp_path: Path) ->
     with pytest.raises(EowError, match=r"certified at an unknown rate of 0\.3, not at an unknown rate of 0\.1"):
         predict_files(run, [file], unknown_rate=0.1)
     assert len(predict_files(run, [file], unknown_rate=0.1, threshold=0.5)) == len(rows)
+    given, certified = (predict_files(run, [file], unknown_rate=rate, threshold=0.5) for rate in (None, 0.3))
+    assert given == certified  # as a file that is exported of it answers
     certify(folder, max_risk=0.2)
     with pytest.raises(EowError, match="certified at the run's own unknown rate"):
         predict_files(run, [file], unknown_rate=0.1)

@@ -79,6 +79,7 @@ def test_evaluate_prints_a_table_or_json(run: Path, call) -> None:
 
 def test_evaluate_refuses_the_test_set_as_unknowns(run: Path, pictures: Path, call, tmp_path: Path) -> None:
     refused(call("evaluate", run, "--on", "digits"), "digits is what the run is tested on: choose other outliers")
+    refused(call("evaluate", run, "--on", "test"), "test is no data set but a part of the run's own: name another")
     refused(call("evaluate", run, "--on", f"npz:{pictures}"), "are of shape (1, 28, 28), but digits is (1, 8, 8)")
     assert {file.stem for file in (run / "predictions").iterdir()} <= {"test", "unknown", "noise"}
     folder = tmp_path / "run"

@@ -12,6 +12,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from eow.data import Dataset, holdout_split, known_unknown, load, statistics, ta
 from eow.data.catalog import CATALOG, data_root
 from eow.data.dataset import stratified_split
 from eow.data.matlab import read_mat
-from eow.data.sets import load_outlier, load_sets
+from eow.data.sets import RunData, load_outlier, load_sets
 from eow.errors import EowError
 
 RANDOM = np.random.default_rng(0)
@@ -182,6 +183,18 @@ def test_known_unknown() -> None:
     ):
         with pytest.raises(EowError, match=message):
             known_unknown(data, wrong)
+    with pytest.raises(EowError, match=r"the train split has no sample of the unknown classes \(b\): hold out others"):
+        known_unknown(toy([0, 2], classes=3), ["b"])
+
+
+def test_a_number_is_a_class_s_name_where_names_are_numbers() -> None:
+    """A table's 1, 2, 3: `--unknown-classes 1` must not hold out the class called 2."""
+    data = replace(toy([0, 1, 2], classes=3), classes=("1", "2", "3"))
+    for label in (1, "1"):
+        known, unknown = known_unknown(data, [label])
+        assert (known.classes, unknown.classes) == (("2", "3"), ("1",))
+    with pytest.raises(EowError, match="has no class '0'"):
+        known_unknown(data, [0])
 
 
 # ---- statistics
@@ -596,6 +609,37 @@ def test_outliers_lie_where_the_run_wants_its_data(tmp_path: Path) -> None:
         load_outlier(name, DataConfig(), (1, 8, 8), "")
 
 
+def test_outliers_are_all_of_a_file_without_a_test_split(tmp_path: Path) -> None:
+    """Whatever stands in its column of labels; of a set that has a test split, and of the run's own, that."""
+    rows = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
+    for name, labels in (("a", np.arange(100) % 2), ("b", np.zeros(100, int))):
+        np.savez(tmp_path / f"{name}.npz", x=rows, y=labels)
+        found = load_outlier(f"npz:{tmp_path}/{name}.npz", DataConfig("csv:x.csv"), (4,), "")
+        np.testing.assert_array_equal(found.inputs, rows)
+    np.savez(tmp_path / "c.npz", x_train=rows, y_train=np.arange(100) % 2, x_test=rows[:7], y_test=np.arange(7) % 2)
+    assert len(load_outlier(f"npz:{tmp_path}/c.npz", DataConfig("csv:x.csv"), (4,), "")) == 7
+    for index in range(10):
+        write_image(tmp_path / f"tree/a/{index}.png", shade=index)
+    tree = f"folder:{tmp_path}/tree"
+    assert len(load_outlier(tree, DataConfig(), (3, 4, 6), "")) == 10
+    assert len(load_outlier(f"permuted:{tree}", DataConfig(), (3, 4, 6), "")) == 10
+    assert len(load_outlier(f"permuted:{tree}", DataConfig(tree), (3, 4, 6), "")) == 2
+    assert len(load_outlier("digits", DataConfig("mnist"), (1, 8, 8), "")) == len(load("digits", split="test"))
+
+
+def test_outliers_columns_are_known_by_their_titles(tmp_path: Path) -> None:
+    rows = [f"{index},{index / 4},{'xy'[index % 2]}" for index in range(20)]
+    trained = load(write_csv(tmp_path, "a,b,label", *rows))
+    assert trained.columns == trained.subset([0]).columns == ("a", "b")
+    (tmp_path / "other.csv").write_text("b,label,a\n" + "".join(f"{i},z,{100 + i}\n" for i in range(6)))
+    wanted, other = DataConfig(f"csv:{tmp_path}/a.csv"), f"csv:{tmp_path}/other.csv"
+    for found in (load_outlier(other, wanted, (2,), "", ("a", "b")), load_sets(replace(wanted, outliers=(other,)), 0)):
+        inputs = found.outliers[other].inputs if isinstance(found, RunData) else found.inputs
+        np.testing.assert_array_equal(inputs, [[100 + i, i] for i in range(6)])
+    with pytest.raises(EowError, match=r"other columns than the run was trained on \(a, c in one of them only\)"):
+        load_outlier(other, wanted, (2,), "", ("c", "b"))
+
+
 # ---- image trees
 
 
@@ -998,6 +1042,10 @@ def test_csv(tmp_path: Path) -> None:
         np.testing.assert_array_equal(data.inputs[:, 1], data.inputs[:, 0] / 2)
         np.testing.assert_array_equal(data.labels, data.inputs[:, 0] % 2)
     assert sorted([*train.inputs[:, 0], *test.inputs[:, 0]]) == list(range(10))
+    with pytest.warns(RuntimeWarning, match="the labels '1' and '1.0' are two classes and one number"):
+        assert load(write_csv(tmp_path, "a,label", *["1,1", "2,1.0", "3,7"] * 5)).classes == ("1", "1.0", "7")
+    with pytest.raises(EowError, match="'1_0' is not a number"):
+        load(write_csv(tmp_path, "a,label", *["1_0,dog", "2,cat"] * 5))
     last = load(write_csv(tmp_path, "a,kind", *["1,dog", "2,cat"] * 5))
     assert last.classes == ("cat", "dog")
     assert last.inputs[last.labels == 1].tolist() == [[1.0]] * 4

@@ -299,6 +299,12 @@ def test_what_float32_has_lost_is_not_made_up(model: Path) -> None:
     surely = np.array([1.0], np.float32), np.zeros((1, 10), np.float32)
     with pytest.raises(EowError, match="sample 0 is so surely unknown"):
         loaded.shifted(*surely, 0.0)
+    answer = deployed.Answers(np.array([-1]), np.zeros(1, np.float32), *surely)
+    object.__setattr__(loaded, "run", lambda inputs: answer)
+    nothing = np.zeros((1, 1, 8, 8), np.uint8)
+    assert loaded.predict(nothing, threshold=0.1).label == -1
+    with pytest.raises(EowError, match=r"sample 0 is so surely unknown.* a threshold of 0\.0 asks for one: export the"):
+        loaded.predict(nothing, threshold=0)
     unknown, probs = loaded.shifted(*surely, 0.01)
     assert unknown == 1
     assert (probs == 0).all()

@@ -1,9 +1,7 @@
 """EOWClassifier: scikit-learn's own checks, its probabilities by hand, and what it refuses."""
 
-import importlib.util
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ import pandas
 import pytest
 import torch
 from problems import blobs
+from scripts import script
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 from sklearn.exceptions import NotFittedError
@@ -462,12 +461,7 @@ def test_rows_and_labels_that_make_no_sense_are_refused(fitted: EOWClassifier) -
 
 
 def test_the_benchmark_tests_no_row_that_defaults_were_chosen_on() -> None:
-    path = Path(__file__).parent.parent / "benchmarks" / "tabular.py"
-    spec = importlib.util.spec_from_file_location("tabular", path)
-    assert spec is not None
-    assert spec.loader is not None
-    tabular = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tabular)
+    tabular = script("benchmarks/tabular.py")
     labels = load_wine().target
     chosen_on, _ = tabular.halves(labels)
     tested = [test for _, test in tabular.splits(labels)]

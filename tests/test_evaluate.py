@@ -256,15 +256,36 @@ def test_intervals_contain_what_they_are_of(folder: Path) -> None:
     assert "intervals" not in evaluate(folder)
 
 
+def test_what_is_of_the_k_classes_does_not_depend_on_the_unknown(tmp_path: Path) -> None:
+    """Where float32 has lost all K probabilities, as outside a fence, it is read from the logits."""
+    logits = np.random.default_rng(3).normal(0, 2, (300, CLASSES + 1)).astype(np.float32)
+    labels = np.random.default_rng(4).integers(CLASSES, size=300)
+    figures = []
+    for place, far in (("near", 0), ("far", 200)):
+        logits[:60, -1] = far
+        said = {**answers(logits, labels), "label": logits[:, :-1].argmax(1)}
+        write_run(tmp_path / place, {"test": said})
+        figures += [evaluate(tmp_path / place, rate)["test"] for rate in (None, 0.5)]
+    assert figures[2]["unknown"] > 0.2
+    for name in ("nll_renormalised", "ece_renormalised"):
+        assert [each[name] for each in figures] == pytest.approx([figures[0][name]] * 4, rel=1e-9), name
+    assert figures[2]["nll_renormalised"] == pytest.approx(metrics.nll_from_logits(logits[:, :-1], labels), rel=1e-9)
+
+
 def test_the_losses_are_those_of_the_mean(folder: Path) -> None:
     said = read(folder / "predictions" / "test.safetensors")
     said = replace(said, probs=said.probs.copy(), labels=said.labels.copy())
     said.probs[:2] = 0  # nothing is left for the K classes
     assert losses(said).mean() == pytest.approx(metrics.nll(said.probs, said.labels), rel=1e-12)
     assert losses(said)[0] == pytest.approx(87.3365, abs=1e-4)
-    alone = losses(said, renormalised=True)
+    closed = replace(said, logits=None)
+    alone = losses(closed, renormalised=True)
     assert alone.mean() == pytest.approx(metrics.nll_renormalised(said.probs, said.labels), rel=1e-12)
     assert alone[0] == pytest.approx(np.log(CLASSES))
+    known = said.logits[:, :-1]
+    assert losses(said, renormalised=True).mean() == pytest.approx(
+        metrics.nll_from_logits(known, said.labels), rel=1e-9
+    )
     said.labels[0] = CLASSES
     with pytest.raises(EowError, match="labels range"):
         losses(said)

@@ -85,6 +85,31 @@ def test_a_batch_of_one_is_told_what_a_batch_of_all_is_in_single_precision() -> 
     torch.testing.assert_close(whole.double(), exact.double(), atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6, 1e12])
+def test_features_that_are_all_alike_are_inside_whatever_rounding_makes_of_them(size: float) -> None:
+    z = size * features(1).repeat(200, 1)
+    jitter = 1 + 3e-7 * torch.randn(z.shape, generator=torch.Generator().manual_seed(1))
+    for known in (z, z * jitter, torch.cat([z[1:] * jitter[1:], 2 * z[:1]])):  # the last: nearly all
+        fence = fitted(known, 4)
+        assert (fence.rise(z) == 0).all()
+        assert (fence.rise(z[:50] * jitter[:50].flip(0)) == 0).all()
+        assert (fence.rise(3 * z[:1]) > 100).all()
+
+
+def test_rows_that_are_all_alike_get_the_same_answer_alone_and_in_a_batch() -> None:
+    x, y = np.tile(np.array([5, 7, 0.1, 3], np.float32), (300, 1)), np.arange(300) % 3
+    data = eow.data.Dataset("alike", "train", x, y, ("a", "b", "c"))
+    batches = eow.data.loader.Batches(data, 64, eow.data.loader.Transform((0.0,), (1.0,)), torch.device("cpu"))
+    torch.manual_seed(0)
+    model = eow.models.build("mlp", 4, (4,), hidden=(128, 128))
+    method = EOW(model, build(EOWOptions, {"fence": 8}, "method"), 3, (4,))
+    method.finish(batches, None)
+    rows = torch.from_numpy(x)
+    whole = method.predict(rows).unknown
+    for count in (1, 2, 7, 33):
+        torch.testing.assert_close(method.predict(rows[:count]).unknown, whole[:count], atol=1e-5, rtol=1e-4)
+
+
 def test_the_order_of_the_samples_does_not_matter() -> None:
     """Two classes far from each other, one after the other in turn: halves by turns would hold one class each."""
     z = features(2000)

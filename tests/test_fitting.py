@@ -95,18 +95,25 @@ def test_real_outliers_raise_the_unknown_where_they_are(trained: nn.Module, digi
     assert accuracy(helped, digits) >= accuracy(trained, digits) - 0.01
 
 
-def test_outliers_come_as_loaders_arrays_and_pairs() -> None:
+def test_outliers_come_as_loaders_arrays_lists_frames_and_pairs() -> None:
+    pandas = pytest.importorskip("pandas")
     x, y = blobs()
     outliers = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     labels = np.zeros(40, dtype=np.int64)
     results = []
-    for unknown in (outliers, torch.from_numpy(outliers), (outliers, labels)):
+    rows, frame = outliers.tolist(), pandas.DataFrame(outliers)
+    for unknown in (outliers, torch.from_numpy(outliers), (outliers, labels), rows, (rows, labels.tolist()), frame,
+                    (frame, pandas.Series(labels))):  # fmt: skip
         results.append(fit(small_model(), (x, y), epochs=1, unknown=unknown, start_epoch=0))
     states = [method.model.state_dict() for method in results]
     assert all(torch.equal(states[0][key], other[key]) for other in states[1:] for key in states[0])
     plain = fit(small_model(), (x, y), epochs=1, start_epoch=0).model.state_dict()
     assert not all(torch.equal(states[0][key], plain[key]) for key in plain)
-    for unknown in ([torch.from_numpy(outliers)], [(outliers[:20], labels[:20]), (outliers[20:], labels[20:])]):
+    for unknown in (
+        [torch.from_numpy(outliers)],
+        outliers[:2].tolist(),
+        [(outliers[:20], labels[:20]), (outliers[20:], labels[20:])],
+    ):
         assert fit(small_model(), (x, y), epochs=1, unknown=unknown, start_epoch=0).active
 
 
@@ -117,6 +124,8 @@ def test_outliers_come_as_loaders_arrays_and_pairs() -> None:
         (np.zeros((0, 4), np.float32), "no unknowns"),
         (np.full((9, 4), np.nan, np.float32), "NaN"),
         (np.zeros((9, 4), np.int64), "floating-point"),
+        (np.zeros((2, 5)).tolist(), r"an unknown has the shape \(5,\), an input \(4,\)"),
+        ([[0.5] * 4, [0.5] * 3], "the inputs cannot be made a tensor"),
         ([], "loader of unknowns has no length or no batches"),
         ([{"pixels": torch.zeros(2, 4)}], "loader of unknowns yields a dict"),
         ([torch.zeros(4, 4), torch.zeros(4, 5)], r"an unknown has the shape \(5,\), an input \(4,\)"),
@@ -481,6 +490,60 @@ def test_a_frozen_head_stays_as_it_is() -> None:
         fit(model, (x, y), epochs=6, onset="settled")
 
 
+def test_an_upgraded_model_s_frozen_head_is_refused_until_it_has_learnt() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(60))
+    model = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    model.head.requires_grad_(False)
+    before = copy.deepcopy(model.head.state_dict())
+    for call in (lambda: fit(model, (x, y), epochs=1), lambda: OpenWorldLoss(model)(x, y)):
+        with pytest.raises(EowError, match=r"the head's bias is frozen.*model\.head\.requires_grad_\(True\)"):
+            call()
+    assert all(torch.equal(value, before[name]) for name, value in model.head.state_dict().items())
+    model.head.requires_grad_(True)
+    fit(model, (x, y), epochs=1)
+    before = copy.deepcopy(model.head.requires_grad_(False).state_dict())
+    fit(model, (x, y), epochs=1)
+    OpenWorldLoss(model)(x, y).backward()
+    assert all(torch.equal(value, before[name]) for name, value in model.head.state_dict().items())
+    with pytest.raises(EowError, match="the head's bias is frozen"):
+        fit(model, (x, y), epochs=1, lam=0.1)
+
+
+def test_an_average_of_weights_is_asked_as_it_is() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(60))
+    model = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    for _ in range(2):
+        fit(model, (x, y), epochs=1)
+        averaged.update_parameters(model)
+    said, inside = (predict(each, x, unknown_rate=0.1) for each in (averaged, averaged.module))
+    assert all(map(torch.equal, said, inside))
+    assert not torch.equal(said.unknown, predict(model, x, unknown_rate=0.1).unknown)
+    with pytest.raises(EowError, match="wrapped in a AveragedModel"):
+        OpenWorldLoss(averaged)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("onset", ["as_is", "settled"])
+def test_a_compiled_loss_is_the_same_loss(wrapped: bool, onset: str) -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(60))
+    model, found = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), []
+    for compiled in (False, True):
+        loss = OpenWorldLoss(upgrade(model), onset=onset)
+        optimizer = torch.optim.SGD(loss.parameters(), 0.1)
+        called = torch.compile(loss, backend="aot_eager") if compiled and wrapped else loss
+        if compiled and not wrapped:
+            loss.compile(backend="aot_eager")
+        for _ in range(3):
+            optimizer.zero_grad()
+            value = called(x, y, unknown=x[:9] + 9)
+            value.backward()
+            optimizer.step()
+            found.append(value.item())
+    assert found[3:] == pytest.approx(found[:3], rel=1e-5)
+    assert found[2] != found[0]
+
+
 def test_controls_of_an_upgraded_model_have_its_schedule(trained: nn.Module, digits: dict[str, Tensor]) -> None:
     for method in ("eow", "feature_negatives", "vos"):
         assert fit(upgrade(trained), loader(digits), method=method, epochs=1).options.start_epoch == 0
@@ -541,7 +604,8 @@ def test_features_of_any_size_are_trained_alike() -> None:
     for model in upgraded:
         for part in (model.encoder, model.tail):
             part.requires_grad_(False)
-        model.head.square.requires_grad_(True)  # the part that measures the features
+        for each in (model.head.square, model.head.bias):  # the part that measures the features, and the level
+            each.requires_grad_(True)
         fit(model, (x, y), epochs=5, steps=0)
     small, wide = (model.head for model in upgraded)
     assert small.square.abs().max() > 1e-3

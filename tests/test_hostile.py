@@ -4,7 +4,6 @@ import ast
 import contextlib
 import csv
 import gzip
-import importlib.util
 import io
 import json
 import os
@@ -27,6 +26,7 @@ import torch
 from fuzzing import FORMS, mutated, png_chunk
 from handmade import spoken, write_run
 from safetensors import safe_open
+from scripts import script
 from test_storage import limited
 
 from eow import checkpoints, cli, config, deployed, runs, storage
@@ -51,16 +51,28 @@ NASTY = "</script><script>x()</script>\x1b[31m\n\u202e\"'=1|`{{7*7}}`\\input{x}"
 
 def test_200_mutated_files_load_or_are_refused_in_one_line() -> None:
     """The short form of benchmarks/fuzz.py, in a process of its own whose memory is limited."""
-    spec = importlib.util.spec_from_file_location("fuzz", ROOT / "benchmarks" / "fuzz.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    result = module.run(200, seed=0, timeout=500)
+    result = script("benchmarks/fuzz.py").run(200, seed=0, timeout=500)
     assert result["crashed"] == ""
     assert [(row["case"], row["failures"]) for row in result["cases"] if row["failed"]] == []
     assert result["files"] >= 200
     assert result["refused"] > result["loaded"] > 10  # both happen, or the fuzzer does nothing
+
+
+def test_a_case_that_is_not_there_is_no_table_without_failures(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuzz = script("benchmarks/fuzz.py")
+    with pytest.raises(SystemExit) as ended:
+        fuzz.run(10, seed=0, only="svhn.mat;nosuch")
+    (said,) = capfd.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert said.startswith("error: there is no case 'nosuch': choose of ")
+    assert "svhn.mat" in said
+    for only in ([], ["--only", "svhn.mat;cifar10"]):
+        monkeypatch.setattr(sys, "argv", ["fuzz.py", "--index", "3", *only])
+        with pytest.raises(SystemExit) as ended:
+            fuzz.main()
+        assert ended.value.code == 2
 
 
 def test_a_seed_makes_the_same_files_and_another_one_others() -> None:

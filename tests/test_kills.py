@@ -327,3 +327,12 @@ def test_what_a_kill_left_of_corruptions_is_swept_by_the_next(tmp_path: Path) ->
 def test_every_method_can_be_soaked(method: str) -> None:
     """benchmarks/stress.py trains each for half an hour; what its settings lack would be said at once."""
     assert script("benchmarks/stress.py").soaked(method, 3).method.name == method
+
+
+def test_a_soak_tells_of_what_grows() -> None:
+    left_behind = script("benchmarks/stress.py").left_behind
+    quiet = {"MiB": [444.5, 446.8], "files": [6, 6], "threads": [1, 1]}
+    assert left_behind(quiet, 0.023, 30.1) == []
+    assert left_behind(quiet, 5.0, 2.0) == []  # too short to tell
+    assert left_behind(quiet, 1.5, 30.1) == ["memory grows by 1.50 MiB a minute: less than 1 is allowed"]
+    assert left_behind({**quiet, "files": [6, 9]}, 0.0, 2.0) == ["6 to 9 files in the second half"]

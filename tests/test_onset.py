@@ -23,6 +23,7 @@ from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
 from eow.methods.onset import HIGH, LOW, one_round, scale_and_shift, settle
 from eow.models import SplitModel
+from eow.sampling import LARGEST_ENERGY
 from eow.training import Training
 
 LAM = 0.02
@@ -71,6 +72,52 @@ def test_below_a_bound_of_one_s_own_the_minimum_is_found_too() -> None:
     best = minimize(lambda p: objective(data, labels, chains, math.exp(p[0]), p[1]), [-0.5, 0.0], bounds=bounds).fun
     assert log == -0.1
     assert objective(data, labels, chains, math.exp(log), b) == pytest.approx(best, rel=1e-4)
+
+
+def test_above_a_bound_of_one_s_own_the_minimum_is_found_too() -> None:
+    data, chains = logits(200, 40.0, 1), logits(64, 40.0, 2)
+    labels = np.arange(200) % 5
+    log, b = scale_and_shift(data, labels, chains, LAM, low=-0.1)
+    bounds = [(-0.1, HIGH), (-400.0, 400.0)]
+    best = minimize(lambda p: objective(data, labels, chains, math.exp(p[0]), p[1]), [0.0, 40.0], bounds=bounds).fun
+    assert log == -0.1
+    assert objective(data, labels, chains, math.exp(log), b) == pytest.approx(best, rel=1e-4)
+
+
+def small_method(**options: Any) -> EOW:
+    torch.manual_seed(0)
+    model = SplitModel(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.nn.Linear(8, 4))
+    method = EOW(model, EOWOptions(onset="settled", **options), 3, (4,))
+    method.prepare(torch.device("cpu"))
+    return method
+
+
+def test_rounds_that_go_to_and_fro_get_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is the first that turns round. One that goes on in its direction may go as far as the last."""
+    logs, lows = [-0.3, 0.2, -0.3, 0.2, -0.2, -0.2, 0.2, 0.05], []
+
+    def found(method: Any, x: Any, y: Any, low: float, high: float) -> list[float]:
+        lows.append(low)
+        return [logs[len(lows) - 1], 0.0]
+
+    monkeypatch.setattr("eow.methods.onset.one_round", found)
+    method = small_method()
+    before = method.model.head.weight.detach().clone()
+    settle(method, torch.randn(6, 4), torch.arange(6) % 3)
+    assert lows == [LOW / part for part in (1, 1, 2, 4, 8, 16, 16, 32)]
+    torch.testing.assert_close(method.model.head.weight, before * math.exp(sum(logs)))
+
+
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_chains_that_have_run_away_are_no_reason_to_settle(share: float) -> None:
+    """Finite as they are: the bound is that of a training step."""
+    method = small_method(steps=0, chains=6)
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    with torch.no_grad():
+        method.model.head.weight.zero_()
+        method.model.head.bias.copy_(torch.tensor([0.0, 0.0, 0.0, -share * LARGEST_ENERGY]))
+    log, shift = one_round(method, x, y, LOW, 0.0)
+    assert math.isfinite(log) == math.isfinite(shift) == (share < 1)
 
 
 def test_settling_adds_no_confidence_to_a_batch_that_is_all_right() -> None:

@@ -1,6 +1,7 @@
 """Branches of a shared trunk are the runs they would have been by themselves: eow/branching.py, benchmarks/branches.py
 that fills a grid with them, and the searches, benchmarks/recipe.py and settings.py."""
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from eow.training import Diverged, Training
 
 recipe, branches = script("benchmarks/recipe.py"), script("benchmarks/branches.py")
 settings = script("benchmarks/settings.py")
+ROOT = Path(__file__).parent.parent
 DATA = {"name": "digits", "holdout": 0.3}
 HIDDEN = {"hidden": [16, 16]}
 
@@ -109,7 +111,7 @@ model = { name = "mlp", hidden = [16, 16] }
 
 @pytest.mark.parametrize("name", ["table3-lambda", "table4-position", "release"])
 def test_rows_that_differ_in_the_energy_term_alone_share_a_trunk(name: str) -> None:
-    cells = read_grid(Path(__file__).parent.parent / "benchmarks" / f"{name}.toml", "quick").cells
+    cells = read_grid(ROOT / "benchmarks" / f"{name}.toml", "quick").cells
     groups = branches.groups_of(cells)
     assert sum(len(energy) + len(vanilla) for energy, vanilla in groups) == len(cells)
     assert len(groups) == len({(cell.config.data.name, cell.seed) for cell in cells})
@@ -143,6 +145,25 @@ def test_a_grid_of_branches_is_the_bench_s_own(settings: str, tmp_path: Path, mo
     assert rows[0]["vanilla"]["NLL"]["mean"] == pytest.approx(rows[1]["vanilla"]["NLL"]["mean"], rel=0.2)
     if "release" not in settings:  # whose temperature is of a network that has not trained on the held-out part
         assert rows[0]["temperature"]["accuracy %"]["by_seed"] == rows[0]["vanilla"]["accuracy %"]["by_seed"]
+
+
+def test_runs_that_are_no_branches_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = read_grid(ROOT / "benchmarks" / "demo.toml", "quick", only=("vanilla", "mixup", "eow"), seeds=1).cells
+    left = branches.left_to_bench(cells, branches.groups_of(cells))
+    assert [cell.title for cell in left] == ["vanilla, seed 0", "mixup, seed 0"]  # eow holds samples out, vanilla none
+    command = ["branches.py", str(ROOT / "benchmarks" / "demo.toml"), "--out", str(tmp_path / "a"), "--only", "vanilla"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(EowError, match="nothing can branch: use `eow bench` for vanilla, seed 0; vanilla, seed 1"):
+        branches.main()
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_script_says_in_one_line_what_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "recipe.py"), "nope.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: there is no file nope.json: give a JSON file of variants\n"
+    assert list(tmp_path.iterdir()) == []  # whether found.json can be written was tried
 
 
 def test_vanilla_s_branch_says_what_the_known_logits_say() -> None:

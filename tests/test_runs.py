@@ -225,7 +225,7 @@ def test_a_folder_in_use_names_its_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wish", "sentence"),
     [
-        ({"data": {"unknown_classes": [10]}}, "outside 0..9"),
+        ({"data": {"unknown_classes": [10]}}, "digits has no class '10'"),
         ({"data": {"unknown_classes": list(range(9))}}, "fewer than 2 known"),
         ({"data": {"outliers": ["noise:3x32x32"]}}, "outliers noise:3x32x32 are of shape"),
         ({"data": {"outliers": ["moon"]}}, "no data set named 'moon'"),

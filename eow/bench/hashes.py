@@ -4,9 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from eow.config import Table
+from eow.config import ELSEWHERE, Table
 from eow.data.files import entries, files_below, is_file, is_folder
-from eow.runfolder import ELSEWHERE
 from eow.storage import file_hash
 
 

@@ -60,14 +60,17 @@ def predict_others(folder: Path, names: list[str], root: str, allow_unofficial: 
     from eow import runs
     from eow.data.sets import load_outlier
     from eow.distributed import pick_device
-    from eow.evaluate import read_all
+    from eow.evaluate import CERTIFY, KNOWN, read_all
     from eow.predictions import predict_set
 
+    if mine := {KNOWN, "unknown", CERTIFY} & {*names}:
+        raise EowError(f"{mine.pop()} is no data set but a part of the run's own: name another, such as noise")
     run = runs.load(folder, str(pick_device(device)))
     known, _ = read_all(folder, without=names)  # before anything is replaced
     wanted = replace(run.config.data, root=root, allow_unofficial=allow_unofficial)
+    tested, columns = known.manifest.get("data_hash", ""), known.manifest.get("columns", [])
     for name in names:
-        predict_set(run, name, load_outlier(name, wanted, run.in_shape, known.manifest.get("data_hash", "")))
+        predict_set(run, name, load_outlier(name, wanted, run.in_shape, tested, columns))
 
 
 def corrupted(folder: Path, root: str, seed: int, official: Path | None, device: str, quiet: bool) -> dict[str, Any]:

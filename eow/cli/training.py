@@ -30,7 +30,7 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="Epochs to train.")] = None,
     seed: Annotated[int | None, typer.Option(help="One seed makes a run.")] = None,
     unknown_classes: Annotated[
-        str, typer.Option(help="Classes kept out of training, as unknowns: 8,9 or cat,dog.")
+        str, typer.Option(help="Classes kept out of training, as unknowns, by name: 8,9 or cat,dog.")
     ] = "",
     outliers: Annotated[str, typer.Option(help="Data sets to predict as unknowns: noise,permuted:mnist.")] = "",
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
@@ -87,8 +87,7 @@ def train(
 
 def wanted(resumed: Path | None, *layers: "Table") -> "RunConfig":
     """The settings that were given; of a run to go on with, its own where none are, but where it is to happen."""
-    from eow.config import from_table, merge, resolve
-    from eow.runfolder import ELSEWHERE
+    from eow.config import ELSEWHERE, from_table, merge, resolve
     from eow.storage import read_json
 
     asked = merge(*layers)

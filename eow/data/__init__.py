@@ -53,16 +53,17 @@ def load(
     """The named set: one of the catalog, folder:PATH, npz:PATH, csv:PATH, noise[:CxHxW] or permuted:NAME.
 
     Files are looked for below `root`, else $EOW_DATA, else the user's cache folder. Files that differ from the official
-    ones are an error unless `allow_unofficial`. `shape` (C, H, W) is read by `noise` alone, and `resident` by folders:
+    ones are an error unless `allow_unofficial`. The split "all" is the test split, or everything where a folder or file
+    has none of its own. `shape` (C, H, W) is read by `noise` alone, and `resident` by folders:
     without it their images are decoded into a file and not into memory. A permuted set is a copy, and lies where the
     set lies that it was made of.
     """
-    if split not in ("train", "test"):
-        raise EowError(f"there is no split {split!r}: use train or test")
+    if split not in ("train", "test", "all"):
+        raise EowError(f"there is no split {split!r}: use train, test or all")
     refuse_twice_permuted(name)
     kind, _, rest = name.partition(":")
     if kind == "noise":
-        return _noise(name, split, shape)
+        return _noise(name, "test" if split == "all" else split, shape)
     if kind == "permuted" and rest:
         plain = load(rest, root, split, allow_unofficial=allow_unofficial, shape=shape, resident=resident)
         return _permuted(name, plain)
@@ -70,7 +71,7 @@ def load(
         return read_folder(name, split, resident)
     if kind in FILE_READERS and rest:
         return FILE_READERS[kind](name, split)
-    entry = entry_of(name)
+    entry, split = entry_of(name), "test" if split == "all" else split
     if split == "train" and entry.test and not entry.train:
         raise EowError(f"{name} has a test split only: ask for split='test'")
     # A set that is built in has no files, so it needs no folder to look for them.

@@ -7,6 +7,7 @@ be read, split and hashed where torch is not installed.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -16,6 +17,7 @@ import numpy as np
 
 from eow.errors import EowError
 from eow.mapping import blocks, take
+from eow.plain import shortened
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +26,7 @@ class Dataset:
 
     `official` is True when the bytes read matched the official hashes, False when they differ and the caller allowed
     that, and None when the set has no official hashes. `indices` says where the samples of a part stood in the split
-    they were taken from; None is all of it, in order.
+    they were taken from; None is all of it, in order. `columns` are the titles of features that have some.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Dataset:
     classes: tuple[str, ...]
     official: bool | None = None
     indices: np.ndarray | None = None
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         images = self.inputs.dtype == np.uint8 and self.inputs.ndim == 4
@@ -169,7 +172,7 @@ def holdout_split(dataset: Dataset, amount: int | float | str, seed: int) -> tup
 
 
 def known_unknown(dataset: Dataset, unknown_classes: Sequence[int | str]) -> tuple[Dataset, Dataset]:
-    """Hold classes out, by number or by name: (known, unknown), each relabelled from 0 in the old order, each with its
+    """Hold classes out, by name or by number: (known, unknown), each relabelled from 0 in the old order, each with its
     own class names."""
     unknown = [class_number(dataset, label) for label in unknown_classes]
     total = len(dataset.classes)
@@ -185,12 +188,20 @@ def known_unknown(dataset: Dataset, unknown_classes: Sequence[int | str]) -> tup
             f"{dataset.name}: {len(unknown)} unknown of {total} classes leaves fewer than 2 known ones: hold out fewer"
         )
     known = [label for label in range(total) if label not in unknown]
+    for what, kept in (("known", known), ("unknown", unknown)):
+        if not np.isin(dataset.labels, kept).any():
+            names = shortened([dataset.classes[label] for label in kept])
+            where = f"{dataset.name}: the {dataset.split} split"
+            raise EowError(f"{where} has no sample of the {what} classes ({names}): hold out others")
     return _relabelled(dataset, known), _relabelled(dataset, sorted(unknown))
 
 
 def class_number(dataset: Dataset, label: int | str) -> int:
+    """A class by its name. A number is a name where names are numbers, as a table's 1, 2, 3; else it counts from 0."""
     if not isinstance(label, str):
-        return int(label)
+        if str(label) not in dataset.classes and not any(re.fullmatch(r"[+-]?\d+", name) for name in dataset.classes):
+            return int(label)
+        label = str(label)
     if label not in dataset.classes:
         near = get_close_matches(label, dataset.classes, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"its first are {', '.join(dataset.classes[:5])}"

@@ -114,8 +114,9 @@ def read_folder(name: str, split: str, resident: bool = True) -> Dataset:
             raise EowError(
                 f"{folder} has train/ but neither test/ nor val/: add one, or name the folder of classes itself"
             )
-        chosen = split_80_20(name, np.array([label for _, label in paths]), split)
-        paths = [paths[index] for index in chosen]
+        if split != "all":
+            chosen = split_80_20(name, np.array([label for _, label in paths]), split)
+            paths = [paths[index] for index in chosen]
     # The first training image sets the size and mode for both splits.
     first = train[0][0]
     size, channels = size_and_channels(first)

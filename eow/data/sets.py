@@ -1,12 +1,14 @@
 """All the data of one run, as its settings want it: training, held-out and test sets, and what counts as unknown."""
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from eow.config import DataConfig
 from eow.data import Dataset, few, holdout_split, known_unknown, load, statistics
+from eow.data.dataset import split_80_20
 from eow.data.loader import Transform
 from eow.errors import EowError
 from eow.mapping import blocks
@@ -55,26 +57,47 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
     if 0 < wanted.limit < len(train):
         _, train = holdout_split(train, wanted.limit, derive("limit", seed) % 2**32)
     for name in wanted.outliers:
-        outliers[name] = load_outlier(name, wanted, test.shape, test.hash)
+        outliers[name] = load_outlier(name, wanted, test.shape, test.hash, test.columns)
     return RunData(train, holdout, certify, test, outliers, Transform(*statistics(train)))
 
 
-def load_outlier(name: str, wanted: DataConfig, shape: tuple[int, ...], tested: str) -> Dataset:
-    """A set to tell apart from the test set of a run on `wanted`: of the same shape, and not the test set itself, whose
-    content hash is `tested`, nor the whole that it is the known classes of."""
+def load_outlier(
+    name: str, wanted: DataConfig, shape: tuple[int, ...], tested: str, columns: Sequence[str] = ()
+) -> Dataset:
+    """A set to tell apart from the test set of a run on `wanted`: of the same shape, its columns in the run's order,
+    and not the test set itself, whose content hash is `tested`, nor the whole that it is the known classes of. All of
+    it where it has no test split of its own, but of the run's own data, permuted, what is tested on."""
+    own = name.removeprefix("permuted:") == wanted.name
     outlier = load(
         name,
         wanted.root or None,
-        "test",
+        "test" if own else "all",
         allow_unofficial=wanted.allow_unofficial,
         shape=shape,
         resident=wanted.resident,
     )
     if outlier.shape != shape:
         raise EowError(f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {shape}: choose others")
-    if name == wanted.name or outlier.hash == tested:
+    if columns and outlier.columns:
+        outlier = reordered(outlier, columns)
+    cut = outlier.subset(split_80_20(name, outlier.labels, "test")) if len(outlier) > 2 else outlier
+    if name == wanted.name or tested in (outlier.hash, cut.hash):
         raise EowError(f"{name} is what the run is tested on: choose other outliers")
     return outlier
+
+
+def reordered(part: Dataset, columns: Sequence[str]) -> Dataset:
+    """The features by their titles, as the run knows them."""
+    if sorted(part.columns) != sorted(columns):
+        odd = sorted({*columns} ^ {*part.columns})
+        raise EowError(
+            f"{part.name} has other columns than the run was trained on ({shortened(odd)} in one of them only): give "
+            "it the same titles"
+        )
+    if len({*columns}) < len(columns) or part.columns == tuple(columns):
+        return part  # of titles that come twice only the places tell
+    order = [part.columns.index(title) for title in columns]
+    return replace(part, inputs=np.ascontiguousarray(part.inputs[:, order]), columns=tuple(columns))
 
 
 def check_apart(train: Dataset, test: Dataset) -> None:

@@ -1,6 +1,6 @@
 """Data sets in one file of arrays: an .npz or a .csv.
 
-A set that comes without a test split is cut 80/20, stratified, always in the same way.
+A set that comes without a test split is cut 80/20, stratified, always in the same way; the split "all" is all of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +47,9 @@ def read_npz(name: str, split: str) -> Dataset:
         if capital in arrays and usual not in arrays:
             arrays[usual] = arrays.pop(capital)
     if all(key in arrays for key in ("x_train", "y_train", "x_test", "y_test")):
-        labels, classes = _label_numbers(path, arrays[f"y_{split}"], arrays["y_train"], arrays.get("classes"))
-        part = Dataset(name, split, _npz_inputs(path, arrays[f"x_{split}"]), labels, classes)
+        half = "train" if split == "train" else "test"
+        labels, classes = _label_numbers(path, arrays[f"y_{half}"], arrays["y_train"], arrays.get("classes"))
+        part = Dataset(name, half, _npz_inputs(path, arrays[f"x_{half}"]), labels, classes)
         if split == "train":  # test rows are rounded more only where they lie far away
             _check_rounding(path, arrays["x_train"])
             _tell_of_untrained(part)
@@ -58,7 +60,7 @@ def read_npz(name: str, split: str) -> Dataset:
         if split == "train":
             _check_rounding(path, arrays["x"])
             _tell_of_untrained(whole)
-        return whole.subset(split_80_20(name, labels, split))
+        return whole if split == "all" else whole.subset(split_80_20(name, labels, split))
     raise EowError(f"{path} holds {found}, not x and y or x_train, y_train, x_test and y_test")
 
 
@@ -200,7 +202,7 @@ def read_csv(name: str, split: str) -> Dataset:
             )
         cells = row[:label_column] + row[label_column + 1 :]
         try:
-            features[index] = [float(cell) for cell in cells]
+            features[index] = [number_in(cell) for cell in cells]
         except ValueError:
             column = next(i for i, cell in enumerate(row) if i != label_column and not _is_number(cell))
             raise EowError(
@@ -210,11 +212,13 @@ def read_csv(name: str, split: str) -> Dataset:
     classes = sorted(set(texts), key=_numbers_first)
     number = {text: label for label, text in enumerate(classes)}
     labels = np.array([number[text] for text in texts], np.int64)
+    titles = header[:label_column] + header[label_column + 1 :]
     with np.errstate(over="ignore"):
-        whole = Dataset(name, split, features.astype(np.float32), labels, tuple(classes))
+        whole = Dataset(name, split, features.astype(np.float32), labels, tuple(classes), columns=tuple(titles))
     if split == "train":
-        _check_rounding(path, features, header[:label_column] + header[label_column + 1 :])
-    return whole.subset(split_80_20(name, labels, split))
+        _check_rounding(path, features, titles)
+        _tell_of_twins(path, classes)
+    return whole if split == "all" else whole.subset(split_80_20(name, labels, split))
 
 
 def _is_data(header: list[str], label_column: int, labels: set[str]) -> bool:
@@ -245,9 +249,27 @@ def _check_labels(path: Path, title: str, texts: list[str], *, named: bool) -> N
         )
 
 
+def _tell_of_twins(path: Path, classes: list[str]) -> None:
+    for one, other in pairwise(classes):
+        if _is_number(one) and _is_number(other) and float(one) == float(other):
+            warnings.warn(
+                f"{path}: the labels {one!r} and {other!r} are two classes and one number: write them alike if they "
+                "mean the same",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def number_in(text: str) -> float:
+    """Without the 1_000 of Python's own source, which elsewhere is no number."""
+    if "_" in text:
+        raise ValueError(text)
+    return float(text)
+
+
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        number_in(text)
     except ValueError:
         return False
     return True

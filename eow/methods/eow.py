@@ -230,7 +230,8 @@ class EOW(Method):
             self.climbed = True
             warnings.warn(
                 f"the chains climb, from a mean energy of {start:.3g} to {end:.3g}: their steps are too long for this "
-                f"network and the energy term teaches little, lower method.step ({o.step:g}) or method.lam ({o.lam:g})",
+                f"network and the energy term teaches little, lower method.step ({o.step:g}) or method.lam ({o.lam:g}) "
+                "(in eow.fit step or lam, in EOWClassifier lam)",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -23,6 +23,7 @@ from eow.seeds import own_randomness
 SLOPE = 10.0  # at twice the distance of the fence the odds of "unknown" are e^10 times as high
 INSIDE = 0.99  # the share of the second half that lies inside
 NARROWEST = 0.01  # no direction counts as narrower than this share of the typical deviation
+ROUNDING = 1e-5  # of the features' size: what single precision may get wrong is no distance
 HIGHEST = 1e4  # the most that a logit is raised
 WIDEST, FEWEST = 1000, 300  # dimensions, or samples, up to which all axes are found and not the first alone
 
@@ -53,8 +54,12 @@ class Fence(nn.Module):
         if len(other) < 2:
             raise EowError(f"a fence needs at least 4 training samples, not {len(z)}: set method.fence=0")
         self.place(one)
+        # A network says the same row in another batch with another rounding, which must be inside.
+        rounding = float(ROUNDING * one.mean(0).square().mean().sqrt())
+        self.spread.clamp_min_(rounding)
+        self.rest.clamp_min_(rounding)
         reach = self.distance(other.to(self.middle)).double()
-        self.radius.copy_(reach.quantile(INSIDE).clamp_min(1e-30))
+        self.radius.copy_(reach.quantile(INSIDE).clamp_min((rounding / float(self.rest)) ** 2).clamp_min(1e-30))
 
     def place(self, z: Tensor) -> None:
         """All but τ, from (N, D) features in double precision."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from eow.errors import EowError
 
@@ -138,10 +139,10 @@ class SplitModel(nn.Module):
 
 
 def unwrapped(model: object) -> object:
-    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's: it computes the same."""
+    """The module inside torch.compile's, (Distributed)DataParallel's or AveragedModel's: it computes the same."""
     while isinstance(model, nn.Module):
         inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel | AveragedModel):
             inner = model.module
         if not isinstance(inner, nn.Module):
             break

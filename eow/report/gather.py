@@ -12,11 +12,11 @@ import numpy as np
 
 from eow import storage
 from eow.certify import Threshold, stored
+from eow.config import settings_of
 from eow.errors import EowError
 from eow.evaluate import KNOWN, calibration, intervals, kind_of, open_world, read_all, scores_of
 from eow.predictions import Predictions
 from eow.report.soundness import check_run, is_numbers
-from eow.runfolder import ELSEWHERE
 
 KINDS = ("unseen", "near", "far", "other")
 HUGE = 1e6  # what no share, loss or severity reaches, nor NaN
@@ -165,21 +165,12 @@ def title_of(run: Loaded) -> str:
     return data["name"] + (f", class{'es' if len(unseen) > 1 else ''} {words} unseen" if unseen else "")
 
 
-def settings_of(run: Loaded) -> dict[str, Any]:
-    """What makes a group: all settings but the seed, the place, and what was predicted afterwards."""
-    flat = {"recipe": run.config.get("recipe")}
-    for section in ("data", "model", "method", "train"):
-        flat.update({f"{section}.{key}": value for key, value in run.config[section].items()})
-    apart = {".".join(path) for path in ELSEWHERE} | {"data.outliers"}
-    return {key: value for key, value in flat.items() if key not in apart}
-
-
 def make_bunch(title: str, runs: list[Loaded], unknown_rate: float | None) -> Bunch:
     from eow.methods import METHODS
 
     groups: dict[str, list[Loaded]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
-        groups.setdefault(json.dumps(settings_of(run), sort_keys=True), []).append(run)
+        groups.setdefault(json.dumps(settings_of(run.config), sort_keys=True), []).append(run)
     order = {name: place for place, name in enumerate(METHODS)}
     listed = sorted(groups.values(), key=lambda group: order.get(group[0].method, len(order)))
     for group in listed:
@@ -203,8 +194,8 @@ def labels_of(groups: list[list[Loaded]]) -> list[str]:
     names = [group[0].method for group in groups]
     labels = []
     for name, group in zip(names, groups):
-        twins = [settings_of(each[0]) for each, other in zip(groups, names) if other == name]
-        mine = settings_of(group[0])
+        twins = [settings_of(each[0].config) for each, other in zip(groups, names) if other == name]
+        mine = settings_of(group[0].config)
         differing = [key for key in mine if any(twin.get(key) != mine[key] for twin in twins)]
         words = [f"{key.removeprefix('method.')} {plain(mine[key])}" for key in differing]
         labels.append(", ".join([name, *words]))
