@@ -56,7 +56,8 @@ def open_folder(folder: Path, config: RunConfig, resume: bool) -> Iterator[bool]
     if present and not resume:
         with storage.locked(folder):  # a run that is under way is the better thing to say
             raise EowError(
-                f"{folder} already holds a run: pass --resume to go on with it, or choose another folder for --out"
+                f"{folder} already holds a run: pass --resume (resume=True) to go on with it, or choose another folder "
+                "for --out"
             )
     storage.make_folder(folder)
     with storage.locked(folder):
