@@ -17,26 +17,48 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 IMAGES = DOCS / "img"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 # What a page's blocks need but a reader does not (a model to upgrade, say) stands in a comment of the page.
-PYTHON = r"(?:```python|<!-- run by the tests:)\n(.*?)(?:```|-->)"
+BLOCK = r"(?:```(python|bash)|<!-- run by the tests:)\n(.*?)(?:```|-->)"
 
 
 def named(pages: list[Path]) -> list:
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
 
 
-def python_of(page: Path) -> str:
-    """The page's Python, one block after the other, each line where it stands: an error names the page's own line."""
+def code_of(page: Path, kinds: tuple[str, ...] = ("python", "bash")) -> str:
+    """The page's blocks as Python, in their order, each line where it stands: an error names the page's own line."""
     text, code = page.read_text(encoding="utf-8"), ""
-    for found in re.finditer(PYTHON, text, re.DOTALL):
-        code += "\n" * (text.count("\n", 0, found.start(1)) - code.count("\n")) + found[1]
+    for found in re.finditer(BLOCK, text, re.DOTALL):
+        kind = found[1] or "python"
+        block = found[2] if kind == "python" else "\n".join(map(as_python, found[2].splitlines()))
+        if kind in kinds:
+            code += "\n" * (text.count("\n", 0, found.start(2)) - code.count("\n")) + block
     return code
 
 
-def commands_of(page: Path) -> list[list[str]]:
-    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    lines = (shlex.split(line, comments=True) for block in blocks for line in block.splitlines())
-    return [words for words in lines if words]
+def as_python(line: str) -> str:
+    """An `eow` command as a call, for torch takes seconds to import. `make` ones must name a target, `eow bench` ones a
+    grid that can be read, and scripts must exist: these take minutes and are not run."""
+    from eow.bench.grid import read_grid
+
+    words = shlex.split(line, comments=True)
+    if not words:
+        return ""
+    if words[0] == "make":
+        assert words[1] in TARGETS, words
+    elif words[0] == "python":
+        assert (ROOT / words[1]).exists(), words
+    elif words[:2] == ["eow", "bench"]:
+        size = words[words.index("--size") + 1] if "--size" in words else "quick"
+        only = [after for word, after in itertools.pairwise(words) if word == "--only"]
+        assert read_grid(ROOT / words[2], size, only=tuple(only)).cells, words
+    else:
+        assert words[0] == "eow", f"nobody checks {words}"
+        return (
+            f"from eow.cli import app; print({words}, flush=True); assert not app({words[1:]}, standalone_mode=False)"
+        )
+    return ""
 
 
 def run(code: str, folder: Path) -> str:
@@ -48,40 +70,17 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", named([page for page in PAGES if python_of(page)]))
-def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
-    """In the order they stand, in one process: later blocks go on from earlier ones."""
-    run(python_of(page), tmp_path)
-
-
-@pytest.mark.parametrize("page", named([page for page in PAGES if commands_of(page)]))
-def test_commands_run(page: Path, tmp_path: Path) -> None:
-    """`eow` commands in the order they stand, in one process, for torch takes seconds to import; `make` ones must name
-    a target, `eow bench` ones a grid that can be read, and scripts must exist: these take minutes."""
-    from eow.bench.grid import read_grid
-
-    code = "from eow.cli import app\n"
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for words in commands_of(page):
-        if words[0] == "make":
-            assert words[1] in targets, words
-        elif words[0] == "python":
-            assert (ROOT / words[1]).exists(), words
-        elif words[:2] == ["eow", "bench"]:
-            size = words[words.index("--size") + 1] if "--size" in words else "quick"
-            only = [after for word, after in itertools.pairwise(words) if word == "--only"]
-            assert read_grid(ROOT / words[2], size, only=tuple(only)).cells, words
-        else:
-            assert words[0] == "eow", f"nobody checks {words}"
-            code += f"print({words}, flush=True)\nassert not app({words[1:]}, standalone_mode=False)\n"
-    run(code, tmp_path)
+@pytest.mark.parametrize("page", named([page for page in PAGES if code_of(page).strip()]))
+def test_the_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
+    """In one process and one folder: later blocks go on from earlier ones."""
+    run(code_of(page), tmp_path)
 
 
 def test_the_method_on_the_page_keeps_the_contract(tmp_path: Path) -> None:
     """Page and contract in one process, where METHODS has the page's entry."""
     contract = str(ROOT / "tests" / "test_method_contract.py")
     checks = f"import pytest\nraise SystemExit(pytest.main([{contract!r}, '-vv', '-k', 'focal', '--tb=short']))\n"
-    told = run(f"{python_of(DOCS / 'adding-a-method.md')}\n{checks}", tmp_path)
+    told = run(f"{code_of(DOCS / 'adding-a-method.md', ('python',))}\n{checks}", tmp_path)
     assert told.count("PASSED") >= 10, told
 
 
