@@ -51,9 +51,9 @@ def fit(
     """Train a SplitModel in place and return it as a method, whose `predict(x)` gives label, confidence and unknown.
 
     `data` is a loader of (inputs, labels) batches, a torch Dataset of such pairs, or a pair (X, y) of arrays, as the
-    network wants them. `unknown` is a loader, a Dataset, an array, a data frame or a list of real outliers: half of the
-    negatives' weight λ then goes to them, the other half stays with the chains. `holdout` is given like `data` and
-    holds samples that are not in it: when training has ended a temperature is fitted to them and, for an upgraded
+    network wants them. `unknown` is a loader, a Dataset, an array, a data frame or nested lists of real outliers: half
+    of the negatives' weight λ then goes to them, the other half stays with the chains. `holdout` is given like `data`
+    and holds samples that are not in it: when training has ended a temperature is fitted to them and, for an upgraded
     model, the shift that makes the mean unknown there `unknown_rate`, .002 unless you say another. `options` are the
     method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than
     classes for `eow`; `eow.upgrade` sees to that, and since an upgraded model is trained already, its energy term is on

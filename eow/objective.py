@@ -193,7 +193,7 @@ def needs_split(model: Any) -> None:
     inner = unwrapped(model)
     if inner is not model:
         raise EowError(
-            f"the model is wrapped in a {type(model).__name__}, but encoder and tail are trained one by one: pass the "
+            f"the model is wrapped in {type(model).__name__}, but encoder and tail are trained one by one: pass the "
             "model inside; to compile it, call model.encoder.compile(), and to train in parallel wrap an "
             "eow.OpenWorldLoss in DistributedDataParallel"
         )

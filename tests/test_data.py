@@ -26,7 +26,7 @@ from eow import mapping
 from eow.config import DataConfig, resolve
 from eow.data import Dataset, holdout_split, known_unknown, load, statistics, tables
 from eow.data.catalog import CATALOG, data_root
-from eow.data.dataset import stratified_split
+from eow.data.dataset import known_part, stratified_split
 from eow.data.matlab import read_mat
 from eow.data.sets import RunData, load_outlier, load_sets
 from eow.errors import EowError
@@ -183,8 +183,10 @@ def test_known_unknown() -> None:
     ):
         with pytest.raises(EowError, match=message):
             known_unknown(data, wrong)
-    with pytest.raises(EowError, match=r"the train split has no sample of the unknown classes \(b\): hold out others"):
-        known_unknown(toy([0, 2], classes=3), ["b"])
+    absent = toy([0, 2], classes=3)
+    with pytest.raises(EowError, match="the train split has no sample of b: hold out other classes"):
+        known_unknown(absent, ["b"])
+    assert known_part(absent, ["b"]).classes == ("a", "c")
 
 
 def test_a_number_is_a_class_s_name_where_names_are_numbers() -> None:
@@ -195,6 +197,11 @@ def test_a_number_is_a_class_s_name_where_names_are_numbers() -> None:
         assert (known.classes, unknown.classes) == (("2", "3"), ("1",))
     with pytest.raises(EowError, match="has no class '0'"):
         known_unknown(data, [0])
+    floats = replace(data, classes=("1.0", "2.0", "3.5"))
+    assert known_unknown(floats, [2])[1].classes == ("2.0",)
+    for wrong in (0, 3, "2"):
+        with pytest.raises(EowError, match=f"has no class '{wrong}'"):
+            known_unknown(floats, [wrong])
 
 
 # ---- statistics
@@ -587,12 +594,13 @@ def test_the_test_set_is_no_outlier_of_itself(tmp_path: Path) -> None:
     some = images(60, 4, 4)
     for name, pixels in (("a", some), ("copy", some), ("b", 255 - some)):
         np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(60) % 3)
-    a, copy, b = (f"npz:{tmp_path}/{name}.npz" for name in ("a", "copy", "b"))
+    a, copy, b, again = (f"npz:{tmp_path}/{name}.npz" for name in ("a", "copy", "b", "./a"))
     assert load_sets(DataConfig(a, outliers=(b, f"permuted:{a}")), 0).outliers.keys() == {b, f"permuted:{a}"}
     for wanted, name in (
         (DataConfig(a, outliers=(b, a)), a),
         (DataConfig(a, outliers=(copy,)), copy),
         (DataConfig(a, outliers=(a,), unknown_classes=(0,)), a),  # of which the test set is a part
+        (DataConfig(a, outliers=(again,), unknown_classes=(0,)), again),
     ):
         with pytest.raises(EowError, match=rf"^{name} is what the run is tested on: choose other outliers$"):
             load_sets(wanted, 0)
@@ -636,8 +644,13 @@ def test_outliers_columns_are_known_by_their_titles(tmp_path: Path) -> None:
     for found in (load_outlier(other, wanted, (2,), "", ("a", "b")), load_sets(replace(wanted, outliers=(other,)), 0)):
         inputs = found.outliers[other].inputs if isinstance(found, RunData) else found.inputs
         np.testing.assert_array_equal(inputs, [[100 + i, i] for i in range(6)])
-    with pytest.raises(EowError, match=r"other columns than the run was trained on \(a, c in one of them only\)"):
+    with pytest.raises(EowError, match=r"other columns than the run was trained on \(a, c not in both\)"):
         load_outlier(other, wanted, (2,), "", ("c", "b"))
+    (tmp_path / "twice.csv").write_text("b,b,a,label\n" + "".join(f"{i},{i},{i},z\n" for i in range(6)))
+    twice = f"csv:{tmp_path}/twice.csv"
+    assert load_outlier(twice, wanted, (3,), "", ("b", "b", "a")).columns == ("b", "b", "a")
+    with pytest.raises(EowError, match="in another order, and b is the title of several"):
+        load_outlier(twice, wanted, (3,), "", ("a", "b", "b"))
 
 
 # ---- image trees

@@ -19,6 +19,8 @@ from eow.errors import EowError
 from eow.mapping import blocks, take
 from eow.plain import shortened
 
+NUMBER = r"[+-]?\d+(\.\d*)?"
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -174,6 +176,17 @@ def holdout_split(dataset: Dataset, amount: int | float | str, seed: int) -> tup
 def known_unknown(dataset: Dataset, unknown_classes: Sequence[int | str]) -> tuple[Dataset, Dataset]:
     """Hold classes out, by name or by number: (known, unknown), each relabelled from 0 in the old order, each with its
     own class names."""
+    known, unknown = parted(dataset, unknown_classes)
+    return _relabelled(dataset, known), _relabelled(dataset, unknown)
+
+
+def known_part(dataset: Dataset, unknown_classes: Sequence[int | str]) -> Dataset:
+    """What `known_unknown` gives first, also where there is no sample of the unknown classes to hold out."""
+    return _relabelled(dataset, parted(dataset, unknown_classes)[0])
+
+
+def parted(dataset: Dataset, unknown_classes: Sequence[int | str]) -> tuple[list[int], list[int]]:
+    """The classes that stay known and those that do not, as numbers."""
     unknown = [class_number(dataset, label) for label in unknown_classes]
     total = len(dataset.classes)
     if not unknown:
@@ -187,29 +200,30 @@ def known_unknown(dataset: Dataset, unknown_classes: Sequence[int | str]) -> tup
         raise EowError(
             f"{dataset.name}: {len(unknown)} unknown of {total} classes leaves fewer than 2 known ones: hold out fewer"
         )
-    known = [label for label in range(total) if label not in unknown]
-    for what, kept in (("known", known), ("unknown", unknown)):
-        if not np.isin(dataset.labels, kept).any():
-            names = shortened([dataset.classes[label] for label in kept])
-            where = f"{dataset.name}: the {dataset.split} split"
-            raise EowError(f"{where} has no sample of the {what} classes ({names}): hold out others")
-    return _relabelled(dataset, known), _relabelled(dataset, sorted(unknown))
+    return [label for label in range(total) if label not in unknown], sorted(unknown)
 
 
 def class_number(dataset: Dataset, label: int | str) -> int:
-    """A class by its name. A number is a name where names are numbers, as a table's 1, 2, 3; else it counts from 0."""
+    """A class by its name. A number is a name where names are numbers, as a table's 1, 2, 3 or 1.0, 2.0, 3.0; else it
+    counts from 0."""
+    if str(label) in dataset.classes:
+        return dataset.classes.index(str(label))
+    numbers = {place: float(name) for place, name in enumerate(dataset.classes) if re.fullmatch(NUMBER, name)}
     if not isinstance(label, str):
-        if str(label) not in dataset.classes and not any(re.fullmatch(r"[+-]?\d+", name) for name in dataset.classes):
+        if not numbers:
             return int(label)
-        label = str(label)
-    if label not in dataset.classes:
-        near = get_close_matches(label, dataset.classes, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"its first are {', '.join(dataset.classes[:5])}"
-        raise EowError(f"{dataset.name} has no class {label!r}: {hint}")
-    return dataset.classes.index(label)
+        if len(same := [place for place, number in numbers.items() if number == label]) == 1:
+            return same[0]
+    near = get_close_matches(str(label), dataset.classes, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"its first are {', '.join(dataset.classes[:5])}"
+    raise EowError(f"{dataset.name} has no class {str(label)!r}: {hint}")
 
 
 def _relabelled(dataset: Dataset, kept: list[int]) -> Dataset:
-    part = dataset.subset(np.flatnonzero(np.isin(dataset.labels, kept)))
+    places = np.flatnonzero(np.isin(dataset.labels, kept))
+    if not len(places):
+        names = shortened([dataset.classes[label] for label in kept])
+        raise EowError(f"{dataset.name}: the {dataset.split} split has no sample of {names}: hold out other classes")
+    part = dataset.subset(places)
     labels = np.searchsorted(kept, part.labels).astype(np.int64)
     return replace(part, labels=labels, classes=tuple(dataset.classes[label] for label in kept))

@@ -106,6 +106,7 @@ def read_folder(name: str, split: str, resident: bool = True) -> Dataset:
     held_out = next((folder / other for other in ("test", "val") if is_folder(folder / other)), None)
     if is_folder(folder / "train") and held_out is not None:
         train, classes = _listed_images(folder / "train", None)
+        split = "train" if split == "train" else "test"
         paths = train if split == "train" else _listed_images(held_out, classes)[0]
     else:
         paths, classes = _listed_images(folder, None)

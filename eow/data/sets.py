@@ -1,14 +1,16 @@
 """All the data of one run, as its settings want it: training, held-out and test sets, and what counts as unknown."""
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from eow.config import DataConfig
 from eow.data import Dataset, few, holdout_split, known_unknown, load, statistics
-from eow.data.dataset import split_80_20
+from eow.data.dataset import known_part, split_80_20
 from eow.data.loader import Transform
 from eow.errors import EowError
 from eow.mapping import blocks
@@ -45,7 +47,7 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
     tell_of_untested(train, test)
     outliers: dict[str, Dataset] = {}
     if wanted.unknown_classes:
-        train, _ = known_unknown(train, wanted.unknown_classes)
+        train = known_part(train, wanted.unknown_classes)
         test, outliers["unknown"] = known_unknown(test, wanted.unknown_classes)
         check_apart(train, test)  # samples of the other classes may have made it look better
     certify = holdout = None
@@ -67,11 +69,11 @@ def load_outlier(
     """A set to tell apart from the test set of a run on `wanted`: of the same shape, its columns in the run's order,
     and not the test set itself, whose content hash is `tested`, nor the whole that it is the known classes of. All of
     it where it has no test split of its own, but of the run's own data, permuted, what is tested on."""
-    own = name.removeprefix("permuted:") == wanted.name
+    mine, whose = place_of(wanted.name), place_of(name.removeprefix("permuted:"))
     outlier = load(
         name,
         wanted.root or None,
-        "test" if own else "all",
+        "test" if whose == mine else "all",
         allow_unofficial=wanted.allow_unofficial,
         shape=shape,
         resident=wanted.resident,
@@ -80,22 +82,35 @@ def load_outlier(
         raise EowError(f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {shape}: choose others")
     if columns and outlier.columns:
         outlier = reordered(outlier, columns)
-    cut = outlier.subset(split_80_20(name, outlier.labels, "test")) if len(outlier) > 2 else outlier
-    if name == wanted.name or tested in (outlier.hash, cut.hash):
+    hashes = {outlier.hash}
+    if outlier.split == "all" and len(outlier) > 2:  # a copy of the run's own file was cut like this
+        hashes.add(outlier.subset(split_80_20(name, outlier.labels, "test")).hash)
+    if place_of(name) == mine or tested in hashes:
         raise EowError(f"{name} is what the run is tested on: choose other outliers")
     return outlier
 
 
+def place_of(name: str) -> str:
+    """A data set's name, a file's or folder's in one spelling."""
+    kind, _, path = name.partition(":")
+    return f"{kind}:{Path(path).expanduser().resolve()}" if kind in ("folder", "npz", "csv") else name
+
+
 def reordered(part: Dataset, columns: Sequence[str]) -> Dataset:
     """The features by their titles, as the run knows them."""
-    if sorted(part.columns) != sorted(columns):
-        odd = sorted({*columns} ^ {*part.columns})
+    if part.columns == tuple(columns):
+        return part
+    ours, theirs = Counter(columns), Counter(part.columns)
+    if odd := sorted((ours - theirs) + (theirs - ours)):
         raise EowError(
-            f"{part.name} has other columns than the run was trained on ({shortened(odd)} in one of them only): give "
-            "it the same titles"
+            f"{part.name} has other columns than the run was trained on ({shortened(odd)} not in both): give it the "
+            "same titles"
         )
-    if len({*columns}) < len(columns) or part.columns == tuple(columns):
-        return part  # of titles that come twice only the places tell
+    if len(ours) < len(columns):
+        raise EowError(
+            f"{part.name} has the run's columns in another order, and {ours.most_common(1)[0][0]} is the title of "
+            "several: give it the run's order"
+        )
     order = [part.columns.index(title) for title in columns]
     return replace(part, inputs=np.ascontiguousarray(part.inputs[:, order]), columns=tuple(columns))
 

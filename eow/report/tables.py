@@ -100,8 +100,8 @@ def headline(bunch: Bunch, rate: float | None) -> Table:
         "Seconds: of training." + rate_words(rate)
     )
     if beside:
-        table = "table 3, by λ," if len(lams) > 1 else "table 1"
-        caption += f" The paper's figures are those printed in its {table} for its own training."
+        tables = "tables 1 and, by λ, 3" if len(lams) > 1 else "table 1"
+        caption += f" The paper's figures are those printed in its {tables}, for its own training."
     return Table("headline", "Known classes", header, rows, caption)
 
 
@@ -110,16 +110,15 @@ def rate_words(rate: float | None) -> str:
 
 
 def paper_figure(group: Group, column: str, by_lambda: bool) -> float | None:
-    """What the paper prints for this data, model and method: in table 1, or where runs differ in λ in table 3, if it
-    has this one."""
+    """What the paper prints for this data, model and method: in table 1, or where runs differ in λ in table 3, if that
+    has the data."""
     config = group.first.config
     if config["data"].get("unknown_classes"):
         return None
     keys = {"dataset": config["data"]["name"], "model": config["model"]["name"]}
-    if by_lambda and group.first.method == "eow":
-        found = paper.figure("table3_lambda", column, {**keys, "lambda": float(config["method"]["lam"])})
-        if found is not None:
-            return found
+    swept = by_lambda and any(row["dataset"] == keys["dataset"] for row in paper.read("table3_lambda"))
+    if swept and group.first.method == "eow":
+        return paper.figure("table3_lambda", column, {**keys, "lambda": float(config["method"]["lam"])})
     return paper.figure("table1_calibration", column, {**keys, "method": group.first.method})
 
 
@@ -132,9 +131,9 @@ def unknowns(bunch: Bunch, rate: float | None) -> Table | None:
         if any(of_group(group, name, *column_of(column)) is not DASH for group in bunch.groups for name in bunch.sets)
     ]  # fmt: skip
     rows = [
-        [name_of(group), Cell(set_name(bunch, name)), Cell(kind),
+        [name_of(group), Cell(set_name(bunch, name)), Cell(bunch.sets[name]),
          *(of_group(group, name, *column_of(column)) for column in columns)]
-        for name, group in sets_of_groups(bunch) for kind in [bunch.sets[name]]
+        for name, group in sets_of_groups(bunch)
     ]  # fmt: skip
     caption = (
         f"Each unknown set against the known test set. {SPREAD} AUROC: how often a known sample looks more known than "
