@@ -601,6 +601,7 @@ def test_the_test_set_is_no_outlier_of_itself(tmp_path: Path) -> None:
         (DataConfig(a, outliers=(copy,)), copy),
         (DataConfig(a, outliers=(a,), unknown_classes=(0,)), a),  # of which the test set is a part
         (DataConfig(a, outliers=(again,), unknown_classes=(0,)), again),
+        (DataConfig(a, outliers=(copy,), unknown_classes=(0,)), copy),
     ):
         with pytest.raises(EowError, match=rf"^{name} is what the run is tested on: choose other outliers$"):
             load_sets(wanted, 0)

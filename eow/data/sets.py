@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,10 +83,13 @@ def load_outlier(
         raise EowError(f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {shape}: choose others")
     if columns and outlier.columns:
         outlier = reordered(outlier, columns)
-    hashes = {outlier.hash}
-    if outlier.split == "all" and len(outlier) > 2:  # a copy of the run's own file was cut like this
-        hashes.add(outlier.subset(split_80_20(name, outlier.labels, "test")).hash)
-    if place_of(name) == mine or tested in hashes:
+    alike = [outlier]  # what a copy of the run's own data would be tested on
+    if outlier.split == "all" and len(outlier) > 2:
+        alike.append(outlier.subset(split_80_20(name, outlier.labels, "test")))
+    if wanted.unknown_classes:
+        with suppress(EowError):  # of other classes, it is none
+            alike.append(known_part(alike[-1], wanted.unknown_classes))
+    if place_of(name) == mine or tested in [part.hash for part in alike]:
         raise EowError(f"{name} is what the run is tested on: choose other outliers")
     return outlier
 
