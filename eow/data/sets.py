@@ -1,11 +1,11 @@
 """All the data of one run, as its settings want it: training, held-out and test sets, and what counts as unknown."""
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def load_outlier(
 def place_of(name: str) -> str:
     """A data set's name, a file's or folder's in one spelling."""
     kind, _, path = name.partition(":")
-    return f"{kind}:{Path(path).expanduser().resolve()}" if kind in ("folder", "npz", "csv") else name
+    return f"{kind}:{os.path.abspath(os.path.expanduser(path))}" if kind in ("folder", "npz", "csv") else name
 
 
 def reordered(part: Dataset, columns: Sequence[str]) -> Dataset:
