@@ -19,6 +19,7 @@ import numpy as np
 from eow import storage
 from eow.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from eow.data.corruptions.official import read_official
+from eow.data.files import at_home
 from eow.errors import EowError
 from eow.metrics import accuracy, ece, null_ece
 from eow.metrics.scores import FLOOR
@@ -114,7 +115,7 @@ def released(official: str | Path, name: str, severity: int, test: "Dataset") ->
 
 def file_of(official: str | Path | None, name: str) -> str:
     """The content hash of a released file; "" for images that are made, or where it is missing: its reader says so."""
-    path = Path(official or "").expanduser() / f"{name}.npy"
+    path = at_home(official or "") / f"{name}.npy"
     return storage.file_hash(path) if official is not None and path.is_file() else ""
 
 

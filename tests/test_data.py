@@ -636,6 +636,12 @@ def test_outliers_are_all_of_a_file_without_a_test_split(tmp_path: Path) -> None
     assert len(load_outlier("digits", DataConfig("mnist"), (1, 8, 8), "")) == len(load("digits", split="test"))
 
 
+@pytest.mark.parametrize("name", ["csv:~who is that/a.csv", "npz:~who is that/a.npz", "folder:~who is that"])
+def test_the_folder_of_a_user_who_is_none(name: str) -> None:
+    with pytest.raises(EowError, match="~who is that.*(cannot be read|is not a folder)"):
+        load(name)
+
+
 def test_outliers_columns_are_known_by_their_titles(tmp_path: Path) -> None:
     rows = [f"{index},{index / 4},{'xy'[index % 2]}" for index in range(20)]
     trained = load(write_csv(tmp_path, "a,b,label", *rows))

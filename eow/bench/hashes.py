@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from eow.config import ELSEWHERE, Table
-from eow.data.files import entries, files_below, is_file, is_folder
+from eow.data.files import at_home, entries, files_below, is_file, is_folder
 from eow.storage import file_hash
 
 
@@ -32,7 +32,7 @@ def files_hash(name: str) -> str:
         return files_hash(rest)
     if kind not in ("folder", "npz", "csv"):
         return ""
-    path, digest = Path(rest).expanduser(), hashlib.sha256()
+    path, digest = at_home(rest), hashlib.sha256()
     for file in files_of(path) if is_folder(path) else [path]:
         if is_file(file):
             digest.update(f"{file.relative_to(path)}\n{file_hash(file)}\n".encode())

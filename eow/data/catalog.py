@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from eow.data.dataset import Dataset
+from eow.data.files import at_home
 from eow.errors import EowError
 from eow.mapping import blocks
 
@@ -249,9 +250,9 @@ def entry_of(name: str) -> Entry:
 def data_root(root: str | Path | None = None) -> Path:
     """Where data sets lie: the argument, else $EOW_DATA, else the user's cache folder."""
     if root is not None:
-        return Path(root).expanduser()
+        return at_home(root)
     if os.environ.get("EOW_DATA"):
-        return Path(os.environ["EOW_DATA"]).expanduser()
+        return at_home(os.environ["EOW_DATA"])
     try:
         import platformdirs
     except ImportError:

@@ -6,6 +6,7 @@ one.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,11 @@ def _mode(path: Path) -> int:
             return path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             return 0
+
+
+def at_home(path: str | Path) -> Path:
+    """The path with ~ as the user's folder; as it is where that names nobody, for whoever then says it is not there."""
+    return Path(os.path.expanduser(path))
 
 
 def is_file(path: Path) -> bool:

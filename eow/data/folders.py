@@ -11,7 +11,7 @@ import numpy as np
 
 from eow.data.catalog import Entry, how_to_get, how_to_repair
 from eow.data.dataset import Dataset, split_80_20
-from eow.data.files import entries, files_below, is_folder
+from eow.data.files import at_home, entries, files_below, is_folder
 from eow.errors import EowError
 from eow.mapping import in_file, pieces
 
@@ -100,7 +100,7 @@ def size_and_channels(path: Path) -> tuple[tuple[int, int], int]:
 def read_folder(name: str, split: str, resident: bool = True) -> Dataset:
     """Class sub-folders of images; train/ and test/ (else val/) are the splits where both are there. Where they are not
     to be resident in memory, they are decoded into a file."""
-    folder = Path(name.removeprefix("folder:")).expanduser()
+    folder = at_home(name.removeprefix("folder:"))
     if not is_folder(folder):
         raise EowError(f"{folder} is not a folder: name one that has a sub-folder of images for each class")
     held_out = next((folder / other for other in ("test", "val") if is_folder(folder / other)), None)

@@ -12,6 +12,7 @@ import numpy as np
 from eow.config import DataConfig
 from eow.data import Dataset, few, holdout_split, known_unknown, load, statistics
 from eow.data.dataset import known_part, split_80_20
+from eow.data.files import at_home
 from eow.data.loader import Transform
 from eow.errors import EowError
 from eow.mapping import blocks
@@ -97,7 +98,7 @@ def load_outlier(
 def place_of(name: str) -> str:
     """A data set's name, a file's or folder's in one spelling."""
     kind, _, path = name.partition(":")
-    return f"{kind}:{os.path.abspath(os.path.expanduser(path))}" if kind in ("folder", "npz", "csv") else name
+    return f"{kind}:{os.path.abspath(at_home(path))}" if kind in ("folder", "npz", "csv") else name
 
 
 def reordered(part: Dataset, columns: Sequence[str]) -> Dataset:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from eow.data.dataset import Dataset, split_80_20
-from eow.data.files import is_file, most_unpacked, reason
+from eow.data.files import at_home, is_file, most_unpacked, reason
 from eow.errors import EowError
 from eow.plain import shortened
 
@@ -66,7 +66,7 @@ def read_npz(name: str, split: str) -> Dataset:
 
 def there(name: str, kind: str) -> Path:
     """The file that npz:PATH or csv:PATH names."""
-    path = Path(name.removeprefix(f"{kind}:")).expanduser()
+    path = at_home(name.removeprefix(f"{kind}:"))
     if not is_file(path):
         what = "it is a folder" if path.is_dir() else "there is no such file"
         raise EowError(f"{path} cannot be read ({what}): name a .{kind} file, as {kind}:PATH")

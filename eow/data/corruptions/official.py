@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from eow.data.corruptions import check_name
-from eow.data.files import reason
+from eow.data.files import at_home, reason
 from eow.errors import EowError
 
 COUNT = 10_000
@@ -22,7 +22,7 @@ WHERE = (
 def read_official(folder: str | Path, name: str, severity: int) -> tuple[np.ndarray, np.ndarray]:
     """(images (10000, 3, 32, 32) uint8, labels (10000,) int64), in the order of the test set."""
     check_name(name, severity)
-    folder = Path(folder).expanduser()
+    folder = at_home(folder)
     rows = slice(COUNT * (severity - 1), COUNT * severity)
     images = _opened(folder / f"{name}.npy", (5 * COUNT, 32, 32, 3))[rows]
     labels = _opened(folder / "labels.npy", (5 * COUNT,))[rows]
