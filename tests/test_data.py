@@ -638,7 +638,7 @@ def test_outliers_are_all_of_a_file_without_a_test_split(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["csv:~who is that/a.csv", "npz:~who is that/a.npz", "folder:~who is that"])
 def test_the_folder_of_a_user_who_is_none(name: str) -> None:
-    with pytest.raises(EowError, match="~who is that.*(cannot be read|is not a folder)"):
+    with pytest.raises(EowError, match=r"~who is that.*(cannot be read|is not a folder)"):
         load(name)
 
 
