@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speaking import in_one_line, several
+from arguments import several
 
 from eow import config as configs
 from eow import runs, storage
 from eow.bench.grid import Cell, read_grid
 from eow.branching import anywhere, branch, never, trunk
 from eow.config import RunConfig, from_assignments
+from eow.console import in_one_line
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device
 from eow.errors import EowError

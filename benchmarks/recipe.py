@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from speaking import in_one_line, writable
+from arguments import writable
 from torch import Tensor
 
 from eow import metrics
 from eow.branching import Trunk, branch, never, trunk
 from eow.config import resolve
-from eow.console import print_table
+from eow.console import in_one_line, print_table
 from eow.data import Dataset
 from eow.data.dataset import few
 from eow.data.loader import Batches

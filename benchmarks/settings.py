@@ -15,11 +15,11 @@ import time
 from typing import Any
 
 import numpy as np
-from speaking import in_one_line, writable
+from arguments import writable
 
 from eow import metrics
 from eow.config import from_assignments, merge, resolve
-from eow.console import print_table
+from eow.console import in_one_line, print_table
 from eow.data.sets import RunData, load_sets
 from eow.distributed import Place, pick_device
 from eow.errors import EowError

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from speaking import in_one_line, several, whole, writable
+from arguments import several, whole, writable
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from eow.config import TrainConfig
-from eow.console import print_table
+from eow.console import in_one_line, print_table
 from eow.distributed import Place
 from eow.methods import METHODS
 from eow.models import build

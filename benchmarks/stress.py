@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speaking import in_one_line, whole, writable
+from arguments import whole, writable
 
 import eow.bench.engines
 import eow.bench.table
@@ -37,6 +37,7 @@ import eow.bench.view  # noqa: F401 (imported before anything is forked)
 from eow import runs, storage
 from eow.bench import bench
 from eow.config import RunConfig, resolve
+from eow.console import in_one_line
 from eow.errors import EowError
 from eow.evaluate import evaluate
 from eow.methods import METHODS

@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 import sklearn
 import torch
+from arguments import writable
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -48,9 +49,8 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
-from speaking import in_one_line, writable
 
-from eow.console import print_table
+from eow.console import in_one_line, print_table
 from eow.estimator import EOWClassifier
 from eow.metrics import auroc, ece, null_ece
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from arguments import whole, writable
 from sklearn.datasets import load_digits
-from speaking import in_one_line, whole, writable
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import eow
 from eow import metrics
-from eow.console import print_table
+from eow.console import in_one_line, print_table
 from eow.data import load
 
 HALVES = "noise:0.5,mixed:0.5"

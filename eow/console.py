@@ -1,9 +1,11 @@
 """What a person sees in the terminal: one console, one progress bar, one way to print a table. Text is printed as it
 stands: a file's name may hold brackets and colons that rich would read as its own."""
 
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from eow.errors import EowError
 from eow.plain import printable
 
 PlainConsole = partial(Console, highlight=False, markup=False, emoji=False)
@@ -61,3 +64,18 @@ def is_number(text: str) -> bool:
     except ValueError:
         return text in ("-", "")
     return True
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """What the user can put right, for a command or a script: one line on standard error and exit code 2."""
+    try:
+        yield
+    except EowError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"error: reading or writing failed: {error}", file=sys.stderr)
+        # What is still to be printed must go somewhere, or Python complains of it after the sentence.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(2)

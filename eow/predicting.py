@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eow.batches import check_finite, dataset_loader, inputs_in, inputs_of
+from eow.batches import check_finite, dataset_loader, depth, inputs_in, inputs_of
 from eow.deployed import checked_policy
 from eow.errors import EowError
 from eow.methods.base import Method, Prediction, label_or_unknown, open_prediction, shifted_prediction
@@ -133,15 +133,8 @@ def inputs(model: nn.Module, x: Any) -> Iterator[Tensor]:
     device = tensors[0].device if tensors else torch.device("cpu")
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
     x = x.to_numpy() if hasattr(x, "to_numpy") else x
-    whole = isinstance(x, Tensor | np.ndarray) or is_number(x)
+    whole = isinstance(x, Tensor | np.ndarray | Number | np.generic) or depth(x) > 0
     for batch in [x] if whole else dataset_loader(x, BATCH, "input", training=False):
         rows = inputs_of(batch if whole else inputs_in(batch, "loader"), dtype, getattr(split, "integers", False))
         check_finite(rows)
         yield from (part.to(device) for part in rows.split(BATCH) if len(part))
-
-
-def is_number(x: Any) -> bool:
-    """A number, or a list of numbers, of lists of numbers and so on: no list of batches."""
-    while isinstance(x, list | tuple) and x:
-        x = x[0]
-    return isinstance(x, Number | np.generic)

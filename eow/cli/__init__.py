@@ -8,7 +8,6 @@ data.py        data list, fetch, verify, corruptions
 """
 
 import io
-import os
 import sys
 from typing import Annotated, Any
 
@@ -16,8 +15,7 @@ import typer
 
 from eow.cli import benching, data, measuring, training, using
 from eow.cli.options import app
-from eow.console import plain_warnings
-from eow.errors import EowError
+from eow.console import in_one_line, plain_warnings
 from eow.plain import printable
 
 __all__ = ["app", "benching", "data", "main", "measuring", "training", "using"]
@@ -70,18 +68,11 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal without λ gets a ?
     plain_warnings()
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        with in_one_line():
+            sys.exit(app(standalone_mode=False) or 0)
     except UsageError as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # `eow` alone, which has shown its help
             print(told(error), file=sys.stderr)
         sys.exit(2)
     except typer.Abort:
         sys.exit(1)
-    except EowError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        print(f"error: reading or writing failed: {error}", file=sys.stderr)
-        # What is still to be printed must go somewhere, or Python complains of it after the sentence.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(2)

@@ -62,8 +62,9 @@ def load(
         raise EowError(f"there is no split {split!r}: use train, test or all")
     refuse_twice_permuted(name)
     kind, _, rest = name.partition(":")
+    half = "train" if split == "train" else "test"  # of what has a test split of its own
     if kind == "noise":
-        return _noise(name, "test" if split == "all" else split, shape)
+        return _noise(name, half, shape)
     if kind == "permuted" and rest:
         plain = load(rest, root, split, allow_unofficial=allow_unofficial, shape=shape, resident=resident)
         return _permuted(name, plain)
@@ -71,11 +72,11 @@ def load(
         return read_folder(name, split, resident)
     if kind in FILE_READERS and rest:
         return FILE_READERS[kind](name, split)
-    entry, split = entry_of(name), "test" if split == "all" else split
-    if split == "train" and entry.test and not entry.train:
+    entry = entry_of(name)
+    if half == "train" and entry.test and not entry.train:
         raise EowError(f"{name} has a test split only: ask for split='test'")
     # A set that is built in has no files, so it needs no folder to look for them.
-    return READERS[name](name, data_root(root) if entry.test else Path(), split, entry, allow_unofficial)
+    return READERS[name](name, data_root(root) if entry.test else Path(), half, entry, allow_unofficial)
 
 
 def refuse_twice_permuted(name: str) -> None:

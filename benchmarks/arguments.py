@@ -1,31 +1,7 @@
-"""How the scripts of this folder speak to whoever runs them: what can be put right is one sentence and exit code 2."""
+"""Types of options that the scripts of this folder have in common, for argparse."""
 
 import argparse
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from eow.errors import EowError
-
-
-@contextmanager
-def in_one_line() -> Iterator[None]:
-    """As the command line does it (eow/cli): one line on stderr, and no traceback."""
-    try:
-        yield
-    except EowError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        print(f"error: reading or writing failed: {error}", file=sys.stderr)
-        # What is still to be printed must go somewhere, or Python complains of it after the sentence.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(2)
-
-
-# Types of options, for argparse
 
 
 def whole(text: str, least: int = 1) -> int:
