@@ -2,12 +2,14 @@
 
     python benchmarks/speed.py                       # on a GPU: ResNet-50, WRN-28-10, VGG11, MLP; minutes
     python benchmarks/speed.py --small               # on a CPU: the same table, smaller
+    python benchmarks/speed.py --modern              # EOW as the recipe has it, not as the paper has it
     python benchmarks/speed.py --json speed.json
 
 Warm-up is excluded, GPU times are device events, every figure is a median. `chain` is the Langevin steps alone: 100,
 with --small and on a CPU 20; `floor` is what their arithmetic would take at the matrix rate that the same run measures;
-`reference` is the chain of langevin.py under autograd. On a GPU `plain` and `EOW` are whole steps as one CUDA graph, in
-bfloat16 or, with --tf32, in float32 with TF32 products; a CPU has float32.
+`reference` is the chain of langevin.py under autograd. With --modern chains are 20 steps within their trust, before a
+quadratic unknown; without it they are free, before a linear one. On a GPU `plain` and `EOW` are whole steps as one CUDA
+graph, in bfloat16 or, with --tf32, in float32 with TF32 products; a CPU has float32.
 """
 
 import argparse
@@ -73,13 +75,21 @@ def matrix_rate(device: torch.device, bf16: bool) -> float:
 
 
 def make_step(
-    method: str, spec: Any, cut: str, batch: int, place: Place, options: dict[str, Any], tf32: bool, graph: str = "auto"
+    method: str,
+    spec: Any,
+    cut: str,
+    batch: int,
+    place: Place,
+    options: dict[str, Any],
+    tf32: bool,
+    graph: str = "auto",
+    unknown: str = "linear",
 ) -> Any:
     """A training step on random data, ready to be called, and the method it trains."""
     name, model_options, _, shape, classes = spec
     kind = METHODS[method]
     torch.manual_seed(0)
-    model = build(name, classes + kind.extra_outputs, shape, cut=cut, **model_options)
+    model = build(name, classes + kind.extra_outputs, shape, cut=cut, unknown=unknown, **model_options)
     trained = kind(model, kind.Options(**options), classes, shape).to(place.device)
     trained.prepare(place.device)
     x = torch.randn(batch, *shape, device=place.device)
@@ -116,8 +126,16 @@ def chain_flops(tail: torch.nn.Module, z: Tensor, steps: int) -> float:
 
 
 def rows_of(
-    spec: Any, batch: int, place: Place, steps: int, chains: int, repeats: int, references: bool, tf32: bool
+    spec: Any,
+    batch: int,
+    place: Place,
+    options: dict[str, Any],
+    unknown: str,
+    repeats: int,
+    references: bool,
+    tf32: bool,
 ) -> list[dict[str, Any]]:
+    """A row for every cut; `options` and the kind of `unknown` are EOW's."""
     cuda = place.device.type == "cuda"
     plain_eager = timed(
         make_step("vanilla", spec, "penultimate", batch, place, {}, tf32, graph="off")[0], place.device, repeats
@@ -129,26 +147,29 @@ def rows_of(
     )
     rows = []
     for cut in spec[2]:
-        options = {"steps": steps, "chains": chains, "start": "features", "trust": 0.0, "start_epoch": 0}
-        step, method = make_step("eow", spec, cut, batch, place, options, tf32)
+        step, method = make_step("eow", spec, cut, batch, place, options, tf32, unknown=unknown)
         row: dict[str, Any] = {"model": spec[0], "cut": cut, "batch": batch, "plain_eager": plain_eager, "plain": plain}
         row["eow"] = timed(step, place.device, repeats)
         row["ratio"] = row["eow"] / plain
-        z = method.model.encoder.eval()(torch.randn(chains, *spec[3], device=place.device)).detach()
+        z = method.model.encoder.eval()(torch.randn(options["chains"], *spec[3], device=place.device)).detach()
         layout = torch.channels_last if z.dim() == 4 and cuda else torch.contiguous_format
         z = z.contiguous(memory_format=layout)
-        settings: dict[str, Any] = {"steps": steps, "step": 2.0, "noise": 1e-3}
+        settings: dict[str, Any] = {"steps": options["steps"], "step": 2.0, "noise": 1e-3}
+        radius = method.trust_radius(z)
         sampler = Sampler(method.model.tail, "paper", **settings)
         row["chain"] = timed(
-            lambda s=sampler, z=z, m=method: s(z, None, m.stream, autocast=cuda and not tf32), place.device, repeats
+            lambda s=sampler, z=z, r=radius, m=method: s(z, r, m.stream, autocast=cuda and not tf32),
+            place.device,
+            repeats,
         )
-        row["flops"] = chain_flops(method.model.tail.eval(), z, steps)
+        row["flops"] = chain_flops(method.model.tail.eval(), z, options["steps"])
         if references:
-            slow = make_step("eow", spec, cut, batch, place, options, tf32, graph="off")
+            slow = make_step("eow", spec, cut, batch, place, options, tf32, graph="off", unknown=unknown)
 
             def reference(method: Any = slow[1], z: Tensor = z, settings: dict[str, Any] = settings) -> None:
                 with torch.autocast(place.device.type, torch.bfloat16, enabled=cuda and not tf32):
-                    run_chain(method.model.tail, z, "paper", generator=method.stream, **settings)
+                    trust = method.trust_radius(z)
+                    run_chain(method.model.tail, z, "paper", trust=trust, generator=method.stream, **settings)
 
             row["chain_reference"] = timed(reference, place.device, max(3, repeats // 5), warm_up=2)
         rows.append(row)
@@ -162,6 +183,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small networks and 20 steps, as always on a CPU")
     parser.add_argument("--models", default="", help="only these, separated by commas")
     parser.add_argument("--batches", type=several, help="batch sizes, separated by commas")
+    parser.add_argument("--modern", action="store_true", help="chains and unknown as the recipe has them")
     parser.add_argument("--steps", type=whole, help="of a chain")
     parser.add_argument("--chains", type=whole, default=64, help="how many at once")
     parser.add_argument("--tf32", action="store_true", help="float32 with TF32 products instead of bfloat16")
@@ -170,13 +192,13 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     small = arguments.small or device.type == "cpu"
-    steps = arguments.steps or (20 if small else 100)
+    steps = arguments.steps or (20 if small or arguments.modern else 100)
     repeats = arguments.repeats or (5 if small else 20)
     batches = arguments.batches or ([64] if small else [64, 256, 1024])
     specs, wanted = SMALL if small else FULL, [name for name in arguments.models.split(",") if name]
     known = {spec[0] for spec in specs}
-    if unknown := set(wanted) - known:
-        parser.error(f"there is no {', '.join(sorted(unknown))} here: choose of {', '.join(sorted(known))}")
+    if missing := set(wanted) - known:
+        parser.error(f"there is no {', '.join(sorted(missing))} here: choose of {', '.join(sorted(known))}")
     chosen = [spec for spec in specs if not wanted or spec[0] in wanted]
     place = Place(device)
     precision = "float32"
@@ -185,10 +207,13 @@ def main() -> None:
     if arguments.tf32:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     rate = matrix_rate(device, bf16=device.type == "cuda" and not arguments.tf32)
+    options = {"steps": steps, "chains": arguments.chains, "start_epoch": 0}
+    options |= {} if arguments.modern else {"trust": 0.0}
+    unknown = "quadratic" if arguments.modern else "linear"
     rows = []
     for spec in chosen:
         for batch in batches:
-            rows += rows_of(spec, batch, place, steps, arguments.chains, repeats, batch == batches[0], arguments.tf32)
+            rows += rows_of(spec, batch, place, options, unknown, repeats, batch == batches[0], arguments.tf32)
     for row in rows:
         row["floor"] = 1000 * row["flops"] / rate
     where = (
@@ -216,11 +241,12 @@ def main() -> None:
         share = f"{row['floor'] / row['chain']:.0%}"
         cells.append([row["model"], row["cut"], row["batch"], *times, reference, f"{row['floor']:.2f}", share])
     title = f"{where}, torch {torch.__version__}, {arguments.chains} chains of {steps} steps"
+    title += " (recipe modern)" if arguments.modern else ""
     title += f", {rate / 1e12:.3g} TFLOP/s; milliseconds"
     print_table(title, columns, cells)
     if arguments.json:
         about = {"device": where, "torch": torch.__version__, "steps": steps, "chains": arguments.chains}
-        about |= {"tf32": arguments.tf32, "precision": precision, "rate": rate}
+        about |= {"modern": arguments.modern, "tf32": arguments.tf32, "precision": precision, "rate": rate}
         arguments.json.write_text(json.dumps({**about, "rows": rows}, indent=1), encoding="utf-8")
 
 
