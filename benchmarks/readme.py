@@ -1,12 +1,14 @@
-"""The README's tables, made from the records, so that no number stands there that nobody measured.
+"""The tables of README.md and docs/results.md, made from the records, so that no number stands there that nobody
+measured.
 
 python benchmarks/readme.py            # writes them between their markers; `make readme`
-python benchmarks/readme.py --check    # writes nothing, and exits with 1 where README.md has others
+python benchmarks/readme.py --check    # writes nothing, and exits with 1 where a page has others
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +23,36 @@ SPEED = "records/2026-11-15_speed-h200"
 TABULAR = "records/2026-11-16_tabular"
 OF_THREE = ("eow", "feature_negatives", "noise_negatives", "vos", "trust_score")  # with as many seeds
 
-ABOUT_DIGITS = f"""Digits, 8 and 9 never seen in training, recipe `modern`, mean ± standard deviation over 3 seeds, on
-one CPU thread (`make demo-all`, [record]({DIGITS}/record.md)). Accuracy, ECE and AUROC (confidence, known against
-unseen) in %:
+# Every text is formatted with `root`, the way from its page to the repository.
+ABOUT_SHORT = """CIFAR-100, ResNet-50, 30 epochs on one H200. Mean ± standard deviation over seeds; 894 of the 50,000
+training images are held out for what is fitted after training (mixup holds none out). In brackets the ECE that a
+perfectly calibrated model would measure. AUROC in %, known against strange: CIFAR-10 and SVHN by entropy, noise and
+shuffled pixels by unknown or, where a method has none, by confidence.
 """
-ABOUT_CIFAR = f"""CIFAR-100, ResNet-50, 30 epochs, one H200 ([record]({CIFAR}/record.md) with plan, commands and
-paired differences; rows with * are of [another]({REST}/record.md), ova_dm and dble of [a third]({SEEDS}/record.md)).
-Mean ± standard deviation over 5 seeds, with * over seeds 0, 1, 2; 894 of 50,000 images are held out, none with °. ECE
-in % and, in brackets, what a calibrated model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by
-vanilla's confidence {{near}}), noise and permuted pixels by unknown where one was trained, else by confidence. jem has
-not been run over 30 epochs. After 15, and beside the paper's figures:
-[what reproduces](docs/reproduction.md#table-1-calibration).
+ABOUT_CIFAR = f"""ResNet-50, 30 epochs, one H200, mean ± standard deviation. Rows without a mark: five seeds
+([record]({{root}}{CIFAR}/record.md) with plan, commands and paired differences). *: seeds 0, 1 and 2
+([record]({{root}}{REST}/record.md); ova_dm and dble: [record]({{root}}{SEEDS}/record.md)). °: trained on all 50,000
+images; the others hold the same 894 out. ECE in %, in brackets what a perfectly calibrated model would measure. AUROC
+in %: CIFAR-10 and SVHN (re-cropped) by entropy (by vanilla's confidence {{near}}), noise and permuted pixels by unknown
+where one was trained, else by confidence. jem and ensemble have not been run over 30 epochs.
+"""
+ABOUT_DIGITS = f"""Digits 0 to 7, with 8 and 9 never seen in training; recipe `modern`, mean ± standard deviation over
+three seeds, one CPU thread (`make demo-all`, [record]({{root}}{DIGITS}/record.md)). Accuracy, ECE and AUROC
+(confidence, known against unseen) in %.
 """
 ABOUT_TABULAR = f"""`EOWClassifier` beside scikit-learn's classifiers with their defaults, five splits
-(`python benchmarks/tabular.py`, [record]({TABULAR}/record.md) with its caveats). AUROC % of unknown, for the others of
-the largest probability, between test rows and rows with shuffled columns, rows ten times as far from the mean, and rows
-of a class left out of training:
+(`python benchmarks/tabular.py`, [record]({{root}}{TABULAR}/record.md) with its caveats). AUROC in % by unknown (the
+others: by their largest probability) between test rows and three kinds of strange rows: columns shuffled, ten times as
+far from the mean, of a class left out of training.
 """
-ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, 64 chains of {steps} steps before a linear unknown (the recipe
-has 20 before a quadratic one), milliseconds
-(`python benchmarks/speed.py`, [record]({folder}/record.md) with all models and batch sizes):
+ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, milliseconds. 64 chains of {steps} steps before a linear unknown
+(the recipe has 20 before a quadratic one). `python benchmarks/speed.py`, [record]({root}{folder}/record.md) with all
+models and batch sizes.
 """
 ABOUT_TRAINING = """
 The authors' own code takes 414 ms for an iteration on WRN-28-10 in TF32 on such a machine, ours {tf32:.0f} ms.
-CIFAR-100, ResNet-50, 15 epochs, one seed: vanilla {vanilla}, EOW from epoch 10 with 100 steps after
-stage 4 {features}, EOW with half of its chains from noise and half from mixed features {modern}."""
+A whole training on CIFAR-100 (ResNet-50, 15 epochs, one seed) takes vanilla {vanilla}, EOW from epoch 10 with 100 steps
+after stage 4 {features}."""
 
 SHOWN = (("resnet50", "penultimate", 256), ("resnet50", "stage4", 256), ("resnet50", "stage3", 256))
 SHOWN += (("wrn28_10", "stage2", 64),)
@@ -56,25 +63,49 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def digits_table() -> str:
+def figures_of(folder: str) -> dict[str, Any]:
+    """A record's figures by method."""
+    table = json.loads((ROOT / folder / "table.json").read_text())
+    return {row["method"]: row["figures"] for row in table["rows"]}
+
+
+def short_table(root: str) -> str:
+    """What decides, on CIFAR-100: vanilla and its temperature, the best of the other baselines, EOW and what it is
+    without its steps."""
+    settled, controls = figures_of(f"{CIFAR}/cifar100-30"), figures_of(f"{REST}/controls")
+    chosen = [
+        ("vanilla", settled["vanilla"]),
+        ("temperature", settled["temperature"]),
+        ("mixup", figures_of(f"{REST}/methods")["mixup"]),
+        ("EOW", settled["eow"]),
+        ("EOW, seeds 0 to 2", controls["eow"]),
+        ("the same without Langevin steps", controls["feature_negatives"]),
+    ]
+    header = ["method", "seeds", "accuracy %", "ECE % (null)", "NLL", "CIFAR-10", "SVHN", "noise", "shuffled"]
+    rows = []
+    for title, figures in chosen:
+        cells = cifar_cells(figures)
+        rows.append([title, str(len(figures["NLL"]["by_seed"])), *cells[:3], *cells[4:]])
+    return f"{ABOUT_SHORT}\n{markdown(header, rows)}"
+
+
+def digits_table(root: str) -> str:
     """All methods on digits with 8 and 9 unseen."""
     table = json.loads((ROOT / DIGITS / "table.json").read_text())
     header, rows = text_cells(table)
-    return f"{ABOUT_DIGITS}\n{markdown(header, rows)}\n\n{table['note']}"
+    return f"{ABOUT_DIGITS.format(root=root)}\n{markdown(header, rows)}\n\n{table['note']}"
 
 
-def cifar_table() -> str:
+def cifar_table(root: str) -> str:
     """The recipe on CIFAR-100 beside vanilla, the other methods and the controls."""
-    long, controls, methods, found = (
-        {row["method"]: row["figures"] for row in json.loads((ROOT / folder / "table.json").read_text())["rows"]}
-        for folder in (f"{CIFAR}/cifar100-30", f"{REST}/controls", f"{REST}/methods", f"{SEEDS}/epochs-30")
-    )
+    settled, controls = figures_of(f"{CIFAR}/cifar100-30"), figures_of(f"{REST}/controls")
     fewer = {f"{method} *": controls[method] for method in OF_THREE}
-    others = {f"{method} *°": figures for method, figures in {**methods, **found}.items()}
+    methods = {**figures_of(f"{REST}/methods"), **figures_of(f"{SEEDS}/epochs-30")}
+    others = {f"{method} *°": figures for method, figures in methods.items()}
     header = ["method", "accuracy %", "ECE % (null)", "NLL", "NLL of K", "CIFAR-10", "SVHN", "noise", "permuted"]
-    rows = [[title, *cifar_cells(figures)] for title, figures in {**long, **fewer, **others}.items()]
-    near = [f"{100 * long['vanilla'][f'AUROC confidence %: {name}']['mean']:.1f}" for name in ("cifar10", "svhn")]
-    return f"{ABOUT_CIFAR.format(near=' and '.join(near))}\n{markdown(header, rows)}"
+    rows = [[title, *cifar_cells(figures)] for title, figures in {**settled, **fewer, **others}.items()]
+    near = [f"{100 * settled['vanilla'][f'AUROC confidence %: {name}']['mean']:.1f}" for name in ("cifar10", "svhn")]
+    return f"{ABOUT_CIFAR.format(root=root, near=' and '.join(near))}\n{markdown(header, rows)}"
 
 
 def cifar_cells(figures: dict[str, Any]) -> list[str]:
@@ -92,7 +123,7 @@ def cifar_cells(figures: dict[str, Any]) -> list[str]:
     return cells + [f"{100 * figures[name]['mean']:.1f}" for name in aurocs]
 
 
-def tabular_table() -> str:
+def tabular_table(root: str) -> str:
     """The estimator beside scikit-learn's classifiers."""
     rows = []
     for name, table in json.loads((ROOT / TABULAR / "tabular.json").read_text())["tables"].items():
@@ -115,10 +146,10 @@ def tabular_table() -> str:
         "unseen",
         "seconds",
     ]
-    return f"{ABOUT_TABULAR}\n{markdown(header, rows)}"
+    return f"{ABOUT_TABULAR.format(root=root)}\n{markdown(header, rows)}"
 
 
-def speed_table() -> str:
+def speed_table(root: str) -> str:
     """What the energy term costs on a GPU, and the trainings that were timed."""
     figures = json.loads((ROOT / SPEED / "speed.json").read_text())
     tf32 = json.loads((ROOT / SPEED / "tf32.json").read_text())["rows"][0]["eow"]
@@ -132,40 +163,42 @@ def speed_table() -> str:
     header = ["model", "cut", "batch", "plain step", "EOW step", "ratio", "chain", "under autograd", "its arithmetic"]
     runs = {}
     for run in json.loads((ROOT / SPEED / "train.json").read_text()):
-        figures_of = f"{100 * run['accuracy']:.1f} %, ECE {100 * run['ece']:.2f}"
-        runs[run["run"].removeprefix("eow-")] = f"{run['train_seconds']:.1f} s ({figures_of})"
-    about = ABOUT_SPEED.format(folder=SPEED, **{key: figures[key] for key in ("device", "torch", "steps")})
-    trained = ABOUT_TRAINING.format(tf32=tf32, **{key: runs[key] for key in ("vanilla", "features", "modern")})
+        told = f"{100 * run['accuracy']:.1f} %, ECE {100 * run['ece']:.2f}"
+        runs[run["run"].removeprefix("eow-")] = f"{run['train_seconds']:.1f} s ({told})"
+    about = ABOUT_SPEED.format(root=root, folder=SPEED, **{key: figures[key] for key in ("device", "torch", "steps")})
+    trained = ABOUT_TRAINING.format(tf32=tf32, **{key: runs[key] for key in ("vanilla", "features")})
     return f"{about}\n{markdown(header, rows)}\n{trained}"
 
 
-def rendered(text: str) -> str:
-    """The README with its tables as the records have them now."""
-    for name, table in (
-        ("cifar", cifar_table),
-        ("digits", digits_table),
-        ("tabular", tabular_table),
-        ("speed", speed_table),
-    ):
+PAGES: dict[str, dict[str, Callable[[str], str]]] = {
+    "README.md": {"short": short_table, "speed": speed_table},
+    "docs/results.md": {"cifar": cifar_table, "digits": digits_table, "tabular": tabular_table},
+}
+
+
+def rendered(page: str, text: str) -> str:
+    """The page with its tables as the records have them now."""
+    root = "../" * page.count("/")
+    for name, table in PAGES[page].items():
         begin, end = f"<!-- table: {name} -->\n", f"\n<!-- end: {name} -->"
         if text.count(begin) != 1 or text.count(end) != 1:
-            raise SystemExit(f"README.md must have {begin.strip()} and {end.strip()} once each: mend it by hand")
+            raise SystemExit(f"{page} must have {begin.strip()} and {end.strip()} once each: mend it by hand")
         before, rest = text.split(begin)
-        text = before + begin + table() + end + rest.split(end)[1]
+        text = before + begin + table(root) + end + rest.split(end)[1]
     return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, say whether README.md is as it should be")
+    parser.add_argument("--check", action="store_true", help="write nothing, say whether the pages are as they should")
     arguments = parser.parse_args()
-    readme = ROOT / "README.md"
-    old = readme.read_text(encoding="utf-8")
-    new = rendered(old)
-    if not arguments.check:
-        readme.write_text(new, encoding="utf-8")
-    elif new != old:
-        sys.exit("README.md has other tables than the records: run `make readme`")
+    for page in PAGES:
+        old = (ROOT / page).read_text(encoding="utf-8")
+        new = rendered(page, old)
+        if not arguments.check:
+            (ROOT / page).write_text(new, encoding="utf-8")
+        elif new != old:
+            sys.exit(f"{page} has other tables than the records: run `make readme`")
 
 
 if __name__ == "__main__":

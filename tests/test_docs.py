@@ -111,9 +111,10 @@ def test_every_method_and_every_command_is_in_the_readme() -> None:
 README = script("benchmarks/readme.py")
 
 
-def test_the_readme_tables_are_the_records() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert README.rendered(text) == text, "run `make readme`"
+@pytest.mark.parametrize("page", README.PAGES)
+def test_tables_are_the_records(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert README.rendered(page, text) == text, "run `make readme`"
 
 
 def test_the_drawings_are_those_of_their_numbers_and_these_of_the_record() -> None:
