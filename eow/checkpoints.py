@@ -21,7 +21,8 @@ PARTS = {"data": "training", "test": "test"}  # whose hashes a checkpoint has, b
 def save(training: Training, folder: Path, place: Place, epoch: int, hashes: Mapping[str, str]) -> None:
     """A checkpoint. Other ranks write theirs first; rank 0's file makes the epoch count."""
     state = {name: each.detach().cpu().contiguous() for name, each in training.state().items()}
-    header = {"epoch": epoch, "rollbacks": training.rollbacks, "world": place.world, "sum": checksum(state), **hashes}
+    header = {"epoch": epoch, "rollbacks": training.rollbacks, "world": place.world, "bf16": training.bf16, **hashes}
+    header["sum"] = checksum(state)
     if place.rank:
         storage.write_tensors(rank_file(folder, place.rank, epoch), state, header)
     if place.world > 1:
@@ -55,6 +56,12 @@ def restore(training: Training, folder: Path, place: Place, hashes: Mapping[str,
                 )
         if header["world"] != place.world:
             raise EowError(f"the checkpoint in {folder} was made by {header['world']} processes: resume with as many")
+        if header.get("bf16", training.bf16) != training.bf16:  # train.precision=auto is the device's own
+            here, there = ("bf16", "fp32") if training.bf16 else ("fp32", "bf16")
+            raise EowError(
+                f"the run in {folder} was trained in {there} and would go on in {here} on this device: resume it on "
+                "one of the same kind, or start anew"
+            )
         if place.rank:
             state, _ = read(rank_file(folder, place.rank, epoch))
         training.restore(state)

@@ -4,7 +4,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,10 +53,26 @@ def process_group(device_name: str) -> Iterator[Place]:
         torch.distributed.destroy_process_group()
 
 
-def mean_over_ranks(values: list[float], device: torch.device) -> list[float]:
-    """The means over all processes there are, the same in each."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+def from_chief(word: Any, place: Place) -> Any:
+    """What rank 0 says, in every process."""
+    if place.world == 1:
+        return word
+    words = [word]
+    torch.distributed.broadcast_object_list(words)
+    return words[0]
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Which of how many processes this is in a group that somebody else has made."""
+    group = torch.distributed
+    return (group.get_rank(), group.get_world_size()) if group.is_available() and group.is_initialized() else (0, 1)
+
+
+def mean_over_ranks(values: list[float], device: torch.device, world: int) -> list[float]:
+    """The means over the `world` processes of one training, the same in each. A training of one process must not ask
+    the others, which may be doing something else."""
+    if world == 1:
         return values
     sums = torch.tensor(values, dtype=torch.float64, device=device)
     torch.distributed.all_reduce(sums)
-    return [value / torch.distributed.get_world_size() for value in sums.tolist()]
+    return [value / world for value in sums.tolist()]

@@ -120,7 +120,8 @@ def fit(
     if holdout is not None:
         try:
             held = LoaderBatches(loader_of(holdout, "holdout", False), classes, place.device, **form)
-            held_shapes = {tuple(x.shape[1:]) for x, _ in held.in_order()}
+            with own_randomness(place.device, seed):
+                held_shapes = {tuple(x.shape[1:]) for x, _ in held.in_order()}
         except EowError as error:
             raise EowError(f"holdout: {error}") from None
     with own_randomness(place.device, seed):  # for the loader's shuffling and what a method initialises
@@ -144,7 +145,8 @@ def fit(
     for _ in training.epochs():
         pass
     if isinstance(trained, EOW):
-        trained.finish(batches, held)
+        with own_randomness(place.device, seed):
+            trained.finish(batches, held)
         if isinstance(model, UpgradedModel):
             model.odds.fill_(chosen.odds)
     return trained.eval()

@@ -12,8 +12,8 @@ chains with 1/λ times the unknown of the data, and they go where it is small. T
 """
 
 import math
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from eow.batches import check_dense, check_finite, check_range, labels_of
 from eow.config import build
-from eow.distributed import mean_over_ranks
+from eow.distributed import mean_over_ranks, rank_and_world
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
 from eow.methods.onset import settle
@@ -62,10 +62,10 @@ def raise_unknown(method: EOW, x: Tensor, y: Tensor) -> None:
             missing = torch.stack([1 - torch.sigmoid(each + shift).mean() for each in rest]).mean()
             enough = torch.sigmoid(data + shift).mean() > method.options.lam * missing
             low, high = torch.where(enough, low, shift), torch.where(enough, shift, high)
-        model.head.bias[-1] += mean_over_ranks([float(shift)], x.device)[0]
+        model.head.bias[-1] += mean_over_ranks([float(shift)], x.device, method.world)[0]
 
 
-def measure_features(model: UpgradedModel, x: Tensor) -> None:
+def measure_features(model: UpgradedModel, x: Tensor, world: int) -> None:
     """Tell a quadratic unknown how large the features are that the head reads."""
     head, read = model.head, []
     if not isinstance(head, WidenedOpenLinear):
@@ -79,7 +79,7 @@ def measure_features(model: UpgradedModel, x: Tensor) -> None:
     finally:
         handle.remove()
     squares = float(read[-1].double().square().sum(-1).mean())
-    head.measure(mean_over_ranks([squares], x.device)[0])
+    head.measure(mean_over_ranks([squares], x.device, world)[0])
 
 
 def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:
@@ -93,7 +93,7 @@ def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:
             "learn, model.head.requires_grad_(True)"
         )
     if not model.odds:
-        measure_features(model, x[: len(y)])
+        measure_features(model, x[: len(y)], method.world)
     if settled:
         settle(method, x[: len(y)], y)
     elif not model.odds:
@@ -104,8 +104,18 @@ def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:
     model.odds.fill_(method.options.lam)
 
 
-def in_parallel() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+@contextmanager
+def chains_kept(method: EOW) -> Iterator[None]:
+    """The chains of a measurement are none of the training's: random numbers, replay buffer, queue and tally are put
+    back."""
+    kept = [*method.starts.buffers(), method.tally.sums]
+    state, before = method.stream.get_state(), [each.clone() for each in kept]
+    try:
+        yield
+    finally:
+        method.stream.set_state(state)
+        for each, value in zip(kept, before):
+            each.copy_(value)
 
 
 class OpenWorldLoss(nn.Module):
@@ -145,10 +155,8 @@ class OpenWorldLoss(nn.Module):
         x = x.to(floating_type(self.model)) if x.is_floating_point() else x
         rows, y = x if unknown is None else torch.cat([x, unknown.to(x.device, x.dtype)]), y.long()
         method = self.method(rows, y)
-        standing = None if torch.is_grad_enabled() else method.stream.get_state()
-        terms = method(rows, y)
-        if standing is not None:  # the chains of a measurement are not those of the training
-            method.stream.set_state(standing)
+        with nullcontext() if torch.is_grad_enabled() else chains_kept(method):
+            terms = method(rows, y)
         self.last = {name: term.detach() for name, term in terms.items()}
         return torch.stack(list(terms.values())).sum()
 
@@ -178,8 +186,8 @@ class OpenWorldLoss(nn.Module):
             with self.model.shown(x):
                 made = OutlierEOW(self.model, self.options, self.classes, tuple(x.shape[1:]), self.seed)
             made.starts.to(x.device)
-            rank = torch.distributed.get_rank() if in_parallel() else 0
-            made.prepare(x.device, rank)
+            rank, world = rank_and_world()
+            made.prepare(x.device, rank, world)
             made.stream.manual_seed(derive("loss", self.seed, rank))
             self._method, self._begun = [made], False
         if torch.is_grad_enabled() and not self._begun:  # without gradients it is only measured, and stays as it is

@@ -54,11 +54,16 @@ class Predictions:
 
     @cached_property
     def renormalised(self) -> np.ndarray:
-        """The confidence among the K classes alone, floored as in metrics.nll."""
+        """The label's probability among the K classes alone, floored as in metrics.nll. Not the confidence's share: a
+        one-vs-all confidence is no part of a sum."""
         if self.open_world:
             return among_known(self, self.label)
-        total = np.concatenate(list(over_rows(lambda block, _: block.sum(1), self.probs)))
-        return np.minimum(np.maximum(self.confidence, FLOOR) / (total + self.probs.shape[1] * FLOOR), 1.0)
+
+        def share(block: np.ndarray, rows: slice) -> np.ndarray:
+            own = np.take_along_axis(block, self.label[rows, None], 1)[:, 0]
+            return np.asarray(np.maximum(own, FLOOR) / (block.sum(1) + block.shape[1] * FLOOR))
+
+        return np.minimum(np.concatenate(list(over_rows(share, self.probs))), 1.0)
 
     @property
     def open_world(self) -> bool:

@@ -23,11 +23,11 @@ PAPER_CHAINS: Table = {
     "start": "buffer", "buffer_size": 10_000, "start_width": 0.1, "restart": 0.05,
 }  # fmt: skip
 
-# EOW without chains: on at the same time, nothing else alike.
+# The controls: EOW's own settings, with negatives that no chain has moved.
 CONTROLS = ("feature_negatives", "noise_negatives", "mixed_negatives", "vos")
 
 # EOW's own part of `modern` beside the method's own defaults, the same for every network and data set; the controls
-# have it too, so that nothing but their negatives is not alike. Chosen on held-out training data: the chains in
+# have it too, so that they differ from EOW in their negatives alone. Chosen on held-out training data: the chains in
 # records/2026-11-15_recipe, the energy term of a network trained from scratch in records/2026-11-16_recipe-30.
 FROM_SCRATCH: Table = {"lam": 0.01, "start_epoch": 0.83, "onset": "settled"}
 FITTED: Table = {"calibrate": "holdout", "unknown_rate": 0.002}

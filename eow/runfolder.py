@@ -22,18 +22,37 @@ from eow.errors import EowError
 def environment(device: torch.device) -> dict[str, Any]:
     """What the run was made with."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    try:
-        source = Path(__file__).parent
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
     return {
-        "eow": eow.__version__, "commit": commit, "python": platform.python_version(), "torch": torch.__version__,
+        "eow": eow.__version__, "commit": commit(), "python": platform.python_version(), "torch": torch.__version__,
         "numpy": np.__version__, "system": f"{platform.system()} {platform.machine()}",
         "device": f"{device.type} ({name})", "cores": os.cpu_count(), "threads": torch.get_num_threads(),
     }  # fmt: skip
+
+
+def commit() -> str | None:
+    """That of the source, with a + where it has been changed since; None where it does not lie in a checkout of its
+    own: the package may be copied into somebody else's."""
+    source = Path(__file__).resolve().parents[1]
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=source, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != source:
+            return None
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "eow")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def note_environment(folder: Path, device: torch.device) -> None:
+    """environment.json: what the run is made with and, where it was begun with another, what with before."""
+    file, now = folder / "environment.json", environment(device)
+    before = storage.read_json(file) if file.exists() else now
+    earlier = [*before.pop("earlier", []), *([] if before == now else [before])]
+    storage.write_json(file, {**now, **({"earlier": earlier} if earlier else {})})
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:
@@ -82,15 +101,19 @@ def remove_temporary(place: Path, name: str = "*") -> None:
             file.unlink()
 
 
-def find_vanilla(folder: Path, config: RunConfig, data: RunData) -> Path | None:
-    """A finished vanilla run beside `folder` with the same data, model, training and seed, whose weights will do."""
+def find_vanilla(folder: Path, config: RunConfig, data: RunData, device: torch.device) -> Path | None:
+    """A finished vanilla run beside `folder` with the same data, model, training and seed, whose weights will do:
+    trained on the same kind of device, where that decides the precision."""
     wanted = {**configs.to_table(config), "method": {"name": "vanilla"}}
     hashes = {name: each and each.hash for name, each in (("train", data.train), ("holdout", data.holdout))}
     for beside in sorted(folder.absolute().parent.iterdir()):
         try:
             settings, summary = (storage.read_json(beside / name) for name in ("config.json", "summary.json"))
             found = {name: summary["sets"][name]["hash"] if name in summary["sets"] else None for name in hashes}
-            if found == hashes and difference(settings, wanted) is None and (beside / "weights.safetensors").is_file():
+            if found != hashes or difference(settings, wanted) or not (beside / "weights.safetensors").is_file():
+                continue
+            where = str(storage.read_json(beside / "environment.json", "device")["device"])
+            if config.train.precision != "auto" or where.startswith(device.type):
                 return beside
         except (EowError, OSError, TypeError, KeyError, AttributeError):
             continue  # no run, or a damaged one: nothing to take over

@@ -24,7 +24,7 @@ from eow.data import Dataset
 from eow.data.catalog import CATALOG
 from eow.data.loader import Batches
 from eow.data.sets import RunData, load_sets
-from eow.distributed import Place, pick_device, process_group
+from eow.distributed import Place, from_chief, pick_device, process_group
 from eow.errors import EowError
 from eow.evaluate import CERTIFY, KNOWN, evaluate, stored_figures
 from eow.loggers import check_names
@@ -33,7 +33,7 @@ from eow.methods import Method
 from eow.opening import Run, checked_hash, load, make_method
 from eow.predictions import file_name, predict_set
 from eow.predictions import read as read_predictions
-from eow.runfolder import environment, find_vanilla, open_folder
+from eow.runfolder import find_vanilla, note_environment, open_folder
 from eow.seeds import derive, own_randomness
 from eow.switches import float32_default, needs_gradients
 from eow.training import Diverged, Training
@@ -57,18 +57,17 @@ def train(
         data, training = prepare(config, place, progress)
         chief = place.rank == 0
         with open_folder(folder, config, resume) if chief else nullcontext(False) as complete:
-            if place.world > 1:
-                word = [complete]
-                torch.distributed.broadcast_object_list(word)
-                complete = word[0]
+            complete = from_chief(complete, place)
             if complete:
                 return once_more(folder, data, place) if chief else {}
             if chief:
                 storage.write_json(folder / "config.json", configs.to_table(config))
-                storage.write_json(folder / "environment.json", environment(place.device))
-            source = find_vanilla(folder, config, data) if training.method.post_hoc else None
+                note_environment(folder, place.device)
+            # One process looks for weights to take over: runs beside this one may end meanwhile.
+            looks = chief and training.method.post_hoc
+            source = from_chief(find_vanilla(folder, config, data, place.device) if looks else None, place)
             if source is not None:
-                take_over(training.method, source, folder)
+                take_over(training.method, source, folder, place)
             else:
                 optimise(training, data, config, folder, place, progress and chief, wanted)
             return complete_run(training.method, data, config, folder, place) if chief else {}
@@ -98,7 +97,7 @@ def begin(config: RunConfig, data: RunData, place: Place, bar: Progress | None =
     wanted = config.data
     method = make_method(config, len(data.train.classes), data.train.shape)
     method.to(place.device)
-    method.prepare(place.device, place.rank)
+    method.prepare(place.device, place.rank, place.world)
     usual = CATALOG[wanted.name].augmentation if wanted.name in CATALOG else "none"
     augment = usual if wanted.augment == "auto" else wanted.augment
 
@@ -113,9 +112,11 @@ def begin(config: RunConfig, data: RunData, place: Place, bar: Progress | None =
     return Training(method, batches_of(data.train), config.train, place, config.seed, holdout=holdout, bar=bar)
 
 
-def take_over(method: Method, source: Path, folder: Path) -> None:
+def take_over(method: Method, source: Path, folder: Path, place: Place) -> None:
     """A vanilla run's weights instead of a training of one's own; the log says whose, and what they cost."""
     method.model.load_state_dict(load(source).method.model.state_dict())
+    if place.rank:
+        return
     cost = storage.read_json(source / "summary.json")["train_seconds"]
     log = storage.Log(folder / "log.jsonl")
     log.keep(lambda line: False)

@@ -5,9 +5,10 @@
     for line in training.epochs(first):      # one dict for the log after every epoch
         ...training.state()                  # everything that a checkpoint must hold
 
-All randomness of epoch e on rank r comes from (seed, e, r, rollbacks), and the learning rate from the step's number,
-so the state is tensors and one count. An epoch whose loss is not finite, or that the method calls diverged, is undone:
-the last good state comes back and the epoch is tried with other random numbers at half the rate, a few times at most.
+The batches of epoch e come from (seed, e), all other randomness on rank r from (seed, e, r, rollbacks), and the learning
+rate from the step's number, so the state is tensors and one count. An epoch whose loss is not finite, or that the
+method calls diverged, is undone: the last good state comes back and the epoch is tried with other random numbers (the
+batches are the same) at half the rate, a few times at most.
 """
 
 import math
@@ -33,6 +34,7 @@ from eow.sampling import LARGEST_ENERGY
 from eow.seeds import derive, own_randomness, seed_torch
 from eow.stepgraph import StepGraph
 
+FEWEST_OF_A_CYCLE = 4  # steps: of fewer the cycle would be its end, where nothing is learnt
 READ_EVERY = 50  # steps between two looks at the loss: on a GPU each look waits for the device
 AGREE_EVERY = 10  # steps between two times that processes ask one another whether one was told to stop
 
@@ -46,9 +48,11 @@ class EpochSource(Protocol):
 
 def learning_rate(step: int, total: int, steps_per_epoch: int, settings: TrainConfig) -> float:
     """The rate at a step. `onecycle`: from lr/25 up to lr in the first 30 % of the steps and down to lr/250,000 at the
-    end, along cosines (torch's OneCycleLR, momentum left alone). `step`: times gamma at every milestone. The last two
-    warm up linearly."""
+    end, along cosines (torch's OneCycleLR, momentum left alone); the few steps that make no cycle have lr. `step`:
+    times gamma at every milestone. `step` and `constant` warm up linearly."""
     if settings.schedule == "onecycle":
+        if total < FEWEST_OF_A_CYCLE:
+            return settings.lr
         low, peak, end = settings.lr / 25, settings.lr, settings.lr / 25e4
         top = 0.3 * total - 1
         if step <= top:
@@ -232,6 +236,7 @@ class Training:
         seconds = time.perf_counter() - began
         return {
             "epoch": epoch,
+            "steps": index + 1,
             **means,
             "lr": rate,
             **self.method.counters(),

@@ -38,9 +38,9 @@ def write_runs(grid: Grid, folder: Path, accuracy: dict[str, list[float]]) -> Pa
             known["unknown"] = 0.25
         (run / "config.json").write_text(json.dumps(to_table(cell.config)))
         (run / "summary.json").write_text(json.dumps({"metrics": {"test": known}, "train_seconds": 3.5}))
-        lines = [{"epoch": 0, "ce": 1.0, "images_per_second": 640.0, "seconds": 1.0}]
-        lines += [{"epoch": i, "ce": 1.0, "energy": 0.1, "images_per_second": r} for i, r in ((1, 64.0), (2, 32.0))]
-        lines += [{"epoch": 2, "energy": 0.1, "images_per_second": 16.0}]
+        lines = [{"epoch": 0, "steps": 10, "ce": 1.0, "seconds": 1.0}]
+        lines += [{"epoch": i, "steps": 10, "ce": 1.0, "energy": 0.1, "seconds": s} for i, s in ((1, 10.0), (2, 20.0))]
+        lines += [{"epoch": 2, "steps": 10, "energy": 0.1, "seconds": 40.0}]
         (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -62,8 +62,8 @@ def test_means_deviations_and_the_papers_figures(tmp_path: Path) -> None:
     assert eow["unknown"]["mean"] == 0.25
     assert rows_of(table)["vanilla"]["figures"]["unknown"]["mean"] is None  # 0 everywhere: it has none
     assert eow["Brier"]["mean"] is None
-    # The median over the epochs with an energy term: 64 images a batch at 64, 32 and 16 images a second.
-    assert eow["s/iteration"]["mean"] == pytest.approx(64 / 32)
+    # The median over the epochs with an energy term: ten steps in 10, 20 and 40 seconds.
+    assert eow["s/iteration"]["mean"] == pytest.approx(2)
     header, rows = text_cells(table)
     assert header[:5] == ["method", "accuracy %", "paper", "ECE %", "paper"]
     accuracy = FIGURES["vanilla"]

@@ -345,9 +345,11 @@ def test_a_vanilla_run_that_has_seen_the_held_out_part_is_not_taken_over(tmp_pat
     data = load_sets(wanted.data, wanted.seed)
     from eow.runfolder import find_vanilla
 
-    assert find_vanilla(tmp_path / "new", wanted, data) is None
+    cpu = torch.device("cpu")
+    assert find_vanilla(tmp_path / "new", wanted, data, cpu) is None
     runs.train(resolve(TINY, {**late, "train": {}}), tmp_path / "clean", progress=False)
-    assert find_vanilla(tmp_path / "new", wanted, data) == tmp_path / "clean"
-    assert find_vanilla(tmp_path / "new", replace(wanted, seed=1), load_sets(wanted.data, 1)) is None
+    assert find_vanilla(tmp_path / "new", wanted, data, cpu) == tmp_path / "clean"
+    assert find_vanilla(tmp_path / "new", replace(wanted, seed=1), load_sets(wanted.data, 1), cpu) is None
+    assert find_vanilla(tmp_path / "new", wanted, data, torch.device("cuda")) is None  # that would be bfloat16's
     moved = replace(data, holdout=SimpleNamespace(hash="other samples"))
-    assert find_vanilla(tmp_path / "new", wanted, moved) is None
+    assert find_vanilla(tmp_path / "new", wanted, moved, cpu) is None

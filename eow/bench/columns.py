@@ -120,12 +120,11 @@ def figures_of(folder: Path) -> Table:
 
 def log_figures(folder: Path) -> Table:
     """Seconds of one step: the median over the epochs that had all their loss terms, where the energy comes late."""
-    lines = [line for line in storage.Log(folder / "log.jsonl").read() if "images_per_second" in line]
+    lines = [line for line in storage.Log(folder / "log.jsonl").read() if line.get("steps")]
     lines = [line for line in lines if "energy" in line] or lines
-    if not lines:
+    if not lines:  # nothing was trained here, or by an eow that did not count
         return {}
-    batch = storage.read_json(folder / "config.json", "train")["train"]["batch"]
-    return {"seconds_per_iteration": statistics.median(batch / line["images_per_second"] for line in lines)}
+    return {"seconds_per_iteration": statistics.median(line["seconds"] / line["steps"] for line in lines)}
 
 
 def value_at(table: Any, path: str) -> float | None:

@@ -52,9 +52,11 @@ def make_table(grid: Grid, runs: Path, failed: dict[str, str]) -> Table:
          "better": column.better, "paper": bool(column.paper and grid.paper), "timing": column.timing}
         for column in grid.columns
     ]  # fmt: skip
+    apart = " and ".join(grid.axes[index].title for index in shared) if len(groups) > 1 else ""
+    note = NOTE.replace("over the column", f"over the column of each {apart}") if apart else NOTE
     return {
         "name": grid.name, "title": grid.title, "size": grid.size, "axes": [axis.title for axis in grid.axes],
-        "columns": columns, "rows": rows, "failed": missing, "note": NOTE,
+        "columns": columns, "rows": rows, "failed": missing, "note": note,
     }  # fmt: skip
 
 
@@ -146,7 +148,9 @@ def text_cells(table: Table) -> tuple[list[str], list[list[str]]]:
         cells = [*(row["labels"][axis] or "-" for axis in table["axes"]), row["method"] + note]
         for column in table["columns"]:
             figure = row["figures"][column["title"]]
-            cells.append(figure_text(figure, column) if row["finished"] else "failed")
+            few = len(figure["by_seed"]) < row["finished"] and bool(figure["by_seed"])
+            fewer = f" ({len(figure['by_seed'])} of {row['finished']} seeds)" if few else ""
+            cells.append(figure_text(figure, column) + fewer if row["finished"] else "failed")
             if column["paper"]:
                 cells.append("-" if figure["paper"] is None else f"{figure['paper']:g}")
         rows.append(cells)

@@ -71,6 +71,7 @@ class Method(nn.Module):
             seed,
         )
         self.stream = torch.Generator()  # the method's own random numbers; the loop seeds it before every epoch
+        self.world = 1  # processes that train it together
 
     @classmethod
     def create(
@@ -79,9 +80,10 @@ class Method(nn.Module):
         """The method around a new model; `make_model(seed)` gives one with the right number of outputs."""
         return cls(make_model(seed), options, classes, in_shape, seed)
 
-    def prepare(self, device: torch.device, rank: int = 0) -> None:
-        """Called once, when the module is on its device and before the first epoch (or a checkpoint's state) comes."""
-        self.stream = torch.Generator(device)
+    def prepare(self, device: torch.device, rank: int = 0, world: int = 1) -> None:
+        """Called once, when the module is on its device and before the first epoch (or a checkpoint's state) comes;
+        `rank` of the `world` processes that train it together."""
+        self.stream, self.world = torch.Generator(device), world
 
     def episode(self) -> Episode | None:
         """How training batches are to be made, where they are not just shuffled samples."""
@@ -126,8 +128,8 @@ class Method(nn.Module):
         return shifted_prediction(said.logits, prior_shift(unknown_rate, self.odds()))
 
     def odds(self) -> float:
-        """The prior odds of "unknown" in what the network says: the model's own, where it has been trained again since,
-        and remembers."""
+        """The prior odds of "unknown" in what the network says: those that an upgraded model remembers of its last
+        fit, else those of the options."""
         return float(getattr(self.model, "odds", 0.0)) or self.options.odds
 
     def trouble(self, means: dict[str, float]) -> str | None:

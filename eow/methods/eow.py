@@ -166,8 +166,8 @@ class EOW(Method):
             )
         return Fence(self.model.head.in_features, self.options.fence)
 
-    def prepare(self, device: torch.device, rank: int = 0) -> None:
-        super().prepare(device, rank)
+    def prepare(self, device: torch.device, rank: int = 0, world: int = 1) -> None:
+        super().prepare(device, rank, world)
         self.tally = Tally(device)
         if self.starts.buffer is not None:
             self.starts.buffer.fill(self.stream.manual_seed(derive("buffer", self.seed, rank)))

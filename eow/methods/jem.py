@@ -127,8 +127,8 @@ class JEM(Method):
         self.sampler: Sampler | None = None
         self.tally = Tally()
 
-    def prepare(self, device: torch.device, rank: int = 0) -> None:
-        super().prepare(device, rank)
+    def prepare(self, device: torch.device, rank: int = 0, world: int = 1) -> None:
+        super().prepare(device, rank, world)
         self.tally = Tally(device)
         self.buffer.fill(self.stream.manual_seed(derive("buffer", self.seed, rank)))
 

@@ -9,7 +9,8 @@ So two numbers are set first. With logits s·f + b·e[K+1] eq. 4 is
     L(s, b) = E_data[-log h[y]] + λ E_chains[-log h[K+1]],
 
 which is convex in both. They go into the head's own weights; the order of the K classes stays. Settling takes
-confidence away and never adds any: of a batch that is all right and negatives that are far off L falls with s for ever.
+confidence away and never adds any: where every sample of the batch is classified correctly and the negatives are far
+away, L keeps falling as s grows.
 """
 
 import math
@@ -43,7 +44,8 @@ def settle(method: Any, x: Tensor, y: Tensor) -> None:
     statistics = {name: each.clone() for name, each in model.named_buffers()}
     total, last, width = 0.0, 0.0, 1.0  # log s of all rounds and of the last one, and how far the next may go
     for _ in range(ROUNDS):
-        log, shift = mean_over_ranks(one_round(method, x, y, LOW * width, min(HIGH * width, -total)), x.device)
+        found_here = one_round(method, x, y, LOW * width, min(HIGH * width, -total))
+        log, shift = mean_over_ranks(found_here, x.device, method.world)
         if not math.isfinite(log + shift):
             break
         with torch.no_grad():

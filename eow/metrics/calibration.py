@@ -72,9 +72,8 @@ def ece(confidence: Any, correct: Any, bins: int = 15, *, paper_compat: bool = F
 
     Bins as in `reliability`. `paper_compat` counts as the paper's released code does: bins are [lo, hi), which leaves
     confidence 1.0 in none of them, and such samples are dropped from the errors and from N. If all are dropped it is 0.
-    The paper's MNIST figures, where ECE exceeds the error rate, can be had of a model that is overconfident in every
-    bin only that way: its ECE is mean confidence less accuracy, at most the error rate. An underconfident one can have
-    them too.
+    The ECE of a model that is overconfident in every bin is mean confidence less accuracy, at most its error rate. The
+    paper's for MNIST is higher than that: dropped samples would explain it, and so would an underconfident model.
     """
     if paper_compat:
         return _ece_of_the_release(confidence, correct, bins)

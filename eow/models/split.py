@@ -4,9 +4,11 @@ EOW draws its negatives at the cut: chains run through the tail only, so where t
 and which layers the energy term trains.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -150,15 +152,33 @@ def unwrapped(model: object) -> object:
     return model
 
 
+LOCK = threading.Lock()
+FROZEN: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()  # how many blocks hold it; its own mode
+
+
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block: no running statistic moves, no dropout falls.
 
     Afterwards each submodule has its own mode back: `train()` would give all the same one, also to those that somebody
-    had put in evaluation on purpose.
+    had put in evaluation on purpose. Of several threads that predict with one model the last to leave brings it back.
     """
-    with in_mode(module, training=False):
+    inside = list(module.modules())
+    with LOCK:
+        for each in inside:
+            blocks, own = FROZEN.get(each, (0, each.training))
+            FROZEN[each] = blocks + 1, own
+            each.training = False
+    try:
         yield
+    finally:
+        with LOCK:
+            for each in inside:
+                blocks, own = FROZEN.pop(each)
+                if blocks > 1:
+                    FROZEN[each] = blocks - 1, own
+                else:
+                    each.training = own
 
 
 @contextmanager

@@ -69,7 +69,8 @@ def mixed_pairs(features: Tensor, labels: Tensor, count: int, generator: torch.G
 
 
 class ReplayBuffer(nn.Module):
-    """The ends of earlier chains, on the device. Part of a checkpoint, not of the trained weights."""
+    """The ends of earlier chains, on the device. Part of a checkpoint, not of the trained weights; there is none until
+    `fill`, so that a finished run is opened without it (3 GB for the `release` recipe)."""
 
     def __init__(self, size: int, shape: tuple[int, ...], width: float, restart: float) -> None:
         super().__init__()
@@ -77,18 +78,19 @@ class ReplayBuffer(nn.Module):
             raise EowError(
                 f"a replay buffer needs at least 1 slot and a restart probability in 0..1, not {size} and {restart}"
             )
-        self.width, self.restart = width, restart
+        self.size, self.width, self.restart = size, width, restart
         self.slots: Tensor
-        self.register_buffer("slots", torch.empty(size, *shape), persistent=False)
+        self.register_buffer("slots", torch.empty(0, *shape), persistent=False)
         self.drawn = torch.zeros(0, dtype=torch.long)  # the slots of the chains that are under way
 
     def fill(self, generator: torch.Generator) -> None:
+        self.slots = self.slots.new_empty(self.size, *self.slots.shape[1:])
         self.slots.uniform_(-self.width, self.width, generator=generator)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        if count > len(self.slots):
+        if count > self.size:
             raise EowError(
-                f"{count} chains cannot be drawn from a replay buffer of {len(self.slots)} slots: enlarge the buffer"
+                f"{count} chains cannot be drawn from a replay buffer of {self.size} slots: enlarge the buffer"
             )
         device = self.slots.device
         # Distinct slots, so that storing the ends writes each slot once and the order of writing cannot matter.
@@ -111,7 +113,12 @@ class Starts(nn.Module):
         super().__init__()
         if count < 1:
             raise EowError(f"{count} chains are none: run at least 1")
-        self.counts = {kind: share for kind, share in apportion(parse_starts(text), count).items() if share}
+        self.counts = apportion(parse_starts(text), count)
+        if none := [kind for kind, share in self.counts.items() if not share]:
+            raise EowError(
+                f"of {count} chains none would start from {', '.join(none)} as {text!r} asks: run more chains, or "
+                "change the weights"
+            )
         if {"noise", "buffer"} & {*self.counts} and not width > 0:
             raise EowError(f"noise of width {width} is none: chains from noise need a width above 0")
         if self.counts.get("buffer", 0) > buffer_size:
