@@ -275,6 +275,23 @@ def check_training(train: TrainConfig, seed: int, section: str = "train") -> Non
         raise EowError(f"{section}.device is {train.device!r}: choose one of auto, cpu, cuda, cuda:0 (1, ...), mps")
 
 
+def check_read(train: TrainConfig) -> None:
+    """What is set must be read by something: of a setting without effect nobody would be told."""
+    usual = TrainConfig()
+    idle = {
+        "warmup_steps": ("train.schedule=step or constant", train.schedule == "onecycle"),
+        "milestones": ("train.schedule=step", train.schedule != "step"),
+        "gamma": ("train.schedule=step", train.schedule != "step"),
+        "momentum": ("train.optimizer=sgd", train.optimizer == "adam"),
+    }
+    for key, (reader, unread) in idle.items():
+        if unread and getattr(train, key) != getattr(usual, key):
+            raise EowError(
+                f"train.{key} is {getattr(train, key)!r} and would change nothing: it goes with {reader}, set that or "
+                f"leave it at {getattr(usual, key)!r}"
+            )
+
+
 def check(config: RunConfig) -> None:
     """What types alone cannot say."""
     from eow.data import refuse_twice_permuted
@@ -282,6 +299,7 @@ def check(config: RunConfig) -> None:
 
     train, data, method = config.train, config.data, method_named(config.method.name)
     check_training(train, config.seed)
+    check_read(train)
     for name in (data.name, *data.outliers):
         refuse_twice_permuted(name)
     for key in ("holdout", "certify", "limit"):

@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.progress import Progress
 
 from eow import checkpoints, stopping, storage

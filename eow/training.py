@@ -5,10 +5,10 @@
     for line in training.epochs(first):      # one dict for the log after every epoch
         ...training.state()                  # everything that a checkpoint must hold
 
-The batches of epoch e come from (seed, e), all other randomness on rank r from (seed, e, r, rollbacks), and the learning
-rate from the step's number, so the state is tensors and one count. An epoch whose loss is not finite, or that the
-method calls diverged, is undone: the last good state comes back and the epoch is tried with other random numbers (the
-batches are the same) at half the rate, a few times at most.
+The batches of epoch e come from (seed, e), all other randomness on rank r from (seed, e, r, rollbacks), and the
+learning rate from the step's number, so the state is tensors and one count. An epoch whose loss is not finite, or that
+the method calls diverged, is undone: the last good state comes back and the epoch is tried with the same batches and
+other random numbers at half the rate, a few times at most.
 """
 
 import math

@@ -1093,3 +1093,52 @@ def test_a_measurement_between_steps_changes_no_step() -> None:
             optimizer.step()
         found.append(upgraded.head.weight.detach().clone())
     assert torch.equal(*found)
+
+
+def test_a_fit_in_one_of_several_processes_asks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may be doing something else: a collective would wait for them for ever."""
+
+    def waits(*words: object, **more: object) -> None:
+        raise AssertionError("a collective")
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", waits)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    fit(upgrade(plain), blobs(60), epochs=1)
+    fit(small_model(), blobs(60), epochs=2)  # settles
+    x, y = (torch.from_numpy(each) for each in blobs(60))
+    with pytest.raises(AssertionError, match="a collective"):  # a loss is what DDP wraps: there all ranks begin alike
+        OpenWorldLoss(upgrade(plain))(x, y)
+
+
+@pytest.mark.parametrize("start", ["buffer", "features"])
+def test_a_loss_that_is_measured_leaves_the_training_as_it_is(start: str) -> None:
+    """A validation between two steps: the second step is what it would be without."""
+    x, y = (torch.from_numpy(each) for each in blobs(60))
+    after = []
+    for validates in (False, True):
+        torch.manual_seed(0)
+        loss = OpenWorldLoss(
+            upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))), start=start, chains=16
+        )
+        loss(x, y)
+        if validates:
+            with torch.no_grad():
+                loss(x[:30], y[:30])
+        after.append(loss(x, y).item())
+        (method,) = loss._method
+        assert method.tally.sums[0] == 3 * 16  # two steps, and where the unknown's bias began
+    assert after[0] == after[1]
+
+
+def test_held_out_data_moves_no_random_number_of_the_callers() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs(120))
+    held = DataLoader(TensorDataset(x, y), 30, shuffle=True)
+    model = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    torch.manual_seed(5)
+    wanted = torch.rand(1)
+    torch.manual_seed(5)
+    fit(model, (x, y), epochs=1, holdout=held)
+    assert torch.equal(torch.rand(1), wanted)

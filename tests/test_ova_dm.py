@@ -18,7 +18,7 @@ from eow.methods.ova_dm import Distances, OvADM, log_p, raw_nll
 from eow.metrics import nll_renormalised
 from eow.models import SplitModel
 from eow.models import build as build_model
-from eow.predictions import read
+from eow.predictions import losses, read
 
 
 def make(norm: str = "none", **options: object) -> OvADM:
@@ -160,6 +160,12 @@ def test_it_trains_on_digits_and_is_restored(tmp_path: Path) -> None:
     np.testing.assert_allclose(said.logits, stored.logits, atol=1e-4)
     assert stored.logits is not None
     assert raw_nll(stored.logits, stored.labels) <= figures["test"]["nll"] + 1e-6  # probs never exceed p
+    # Among the K classes both are of p / Σp: the confidence itself is p, whatever the others are.
+    p = 2 / (1 + np.exp(-stored.logits.astype(np.float64)))
+    assert (p.sum(1) > 1.01).any()
+    np.testing.assert_allclose(stored.renormalised, p.max(1) / p.sum(1), rtol=1e-4)
+    known = stored.correct
+    np.testing.assert_allclose(stored.renormalised[known], np.exp(-losses(stored, renormalised=True))[known], rtol=1e-5)
 
 
 def test_the_loss_option_changes_what_is_learnt() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -135,3 +136,32 @@ def test_wrappers_answer_as_what_they_wrap(model: UpgradedModel, data: tuple[Ten
 def test_policies_are_numbers(model: UpgradedModel, data: tuple[Tensor, Tensor], wrong: dict) -> None:
     with pytest.raises(EowError, match=f"{next(iter(wrong))} is .*: give a number"):
         predict(model, data[0], **wrong)
+
+
+def test_threads_that_predict_with_one_model_do_not_disturb_one_another() -> None:
+    """A model in training mode, as it is after upgrade and loading: each call puts it in evaluation and back. What the
+    others do in between is forced here, not left to chance."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 2))
+    model, x = upgrade(network).train(), torch.randn(64, 4)
+    wanted, statistics = predict(model, x).probs, copy.deepcopy(dict(model.named_buffers()))
+    inside, ended = threading.Event(), threading.Event()
+
+    def waits(module: nn.Module, inputs: object) -> None:
+        if threading.current_thread().name == "slow":
+            inside.set()
+            assert ended.wait(20)
+
+    found: list[Tensor] = []
+    handle = model.encoder.register_forward_pre_hook(waits)
+    slow = threading.Thread(target=lambda: found.append(predict(model, x).probs), name="slow")
+    slow.start()
+    assert inside.wait(20)
+    found.append(predict(model, x).probs)  # begins and ends while the other is inside
+    ended.set()
+    slow.join()
+    handle.remove()
+    assert all(torch.equal(each, wanted) for each in found)
+    assert model.training
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(each, statistics[name]) for name, each in model.named_buffers())

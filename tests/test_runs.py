@@ -598,3 +598,76 @@ def test_weights_of_another_type_are_not_cast(finished: Path, tmp_path: Path, ki
     storage.write_tensors(tmp_path / "weights.safetensors", {**state, name: state[name].to(kind)}, card)
     with pytest.raises(EowError, match="numbers of another type than its settings want"):
         runs.load(tmp_path)
+
+
+def test_a_resumed_run_keeps_what_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from eow import runfolder
+
+    monkeypatch.setattr(runfolder, "commit", lambda: "first")
+    runfolder.note_environment(tmp_path, torch.device("cpu"))
+    runfolder.note_environment(tmp_path, torch.device("cpu"))
+    assert "earlier" not in storage.read_json(tmp_path / "environment.json")
+    monkeypatch.setattr(runfolder, "commit", lambda: "second")
+    runfolder.note_environment(tmp_path, torch.device("cpu"))
+    found = storage.read_json(tmp_path / "environment.json")
+    assert found["commit"] == "second"
+    assert [each["commit"] for each in found["earlier"]] == ["first"]
+
+
+def test_a_commit_is_that_of_the_package_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a + where the source has been changed, and none where the package lies in somebody else's checkout."""
+    from eow import runfolder
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    def package(folder: Path) -> Path:
+        storage.make_folder(folder)
+        source = folder / "runfolder.py"
+        source.write_text("")
+        monkeypatch.setattr(runfolder, "__file__", str(source))
+        return source
+
+    source = package(tmp_path / "eow")
+    assert runfolder.commit() is None  # no checkout
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "all")
+    head = git("rev-parse", "HEAD").strip()
+    assert runfolder.commit() == head
+    source.write_text("# changed")
+    assert runfolder.commit() == f"{head}+"
+    package(tmp_path / "vendor" / "eow")
+    assert runfolder.commit() is None
+
+
+def test_a_run_does_not_go_on_in_another_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` is the device's own: a checkpoint of a GPU is not taken up on a CPU."""
+    wanted = config({"train": {"precision": "bf16", "epochs": 2}}, method="vanilla")
+    monkeypatch.setattr(runs, "complete_run", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(wanted, tmp_path / "run", progress=False)
+    settings = storage.read_json(tmp_path / "run" / "config.json")
+    settings["train"]["precision"] = "auto"
+    storage.write_json(tmp_path / "run" / "config.json", settings)
+    with pytest.raises(EowError, match="was trained in bf16 and would go on in fp32 on this device"):
+        runs.train(config({"train": {"epochs": 2}}, method="vanilla"), tmp_path / "run", resume=True, progress=False)
+
+
+def stopped(*words: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_one_process_of_several_writes_of_a_take_over(tmp_path: Path) -> None:
+    from eow.distributed import Place
+
+    held = {"data": {"holdout": 0.1}, "train": {"epochs": 1}}
+    runs.train(config(held, method="vanilla"), tmp_path / "vanilla", progress=False)
+    (tmp_path / "new").mkdir()
+    place = Place(torch.device("cpu"), 1, 2)
+    _, training = runs.prepare(config(held, method="temperature"), Place(torch.device("cpu")), progress=False)
+    before = training.method.model.head.weight.clone()
+    runs.take_over(training.method, tmp_path / "vanilla", tmp_path / "new", place)
+    assert not torch.equal(training.method.model.head.weight, before)
+    assert not (tmp_path / "new" / "log.jsonl").exists()

@@ -206,6 +206,16 @@ def test_buffer_keeps_ends_and_restarts_its_share() -> None:
     assert "slots" not in buffer.state_dict()
 
 
+def test_a_buffer_takes_no_memory_before_training() -> None:
+    buffer = ReplayBuffer(10_000, (320, 16, 16), width=0.1, restart=0.05)  # the release's: 3.3 GB
+    assert buffer.slots.numel() == 0
+
+
+def test_a_kind_that_no_chain_would_start_from_is_refused() -> None:
+    with pytest.raises(EowError, match=r"of 1 chains none would start from mixed as 'noise:0\.5,mixed:0\.5' asks"):
+        Starts("noise:0.5,mixed:0.5", (2,), 1, width=0.1, buffer_size=8, restart=0.0)
+
+
 def test_a_width_is_for_chains_from_noise() -> None:
     others = {"width": 0.0, "buffer_size": 8, "restart": 0.0}
     assert Starts("features", (2,), 4, **others).counts == {"features": 4}

@@ -44,6 +44,7 @@ def test_short_trainings_have_a_schedule_too(per_epoch: int) -> None:
         total = epochs * per_epoch
         rates = [learning_rate(step, total, per_epoch, TrainConfig(lr=0.1)) for step in range(total)]
         assert all(0 < rate <= 0.1 for rate in rates)
+        assert max(rates) > 0.05  # something is learnt: the end of the cycle alone would be nothing
 
 
 def make_training(
