@@ -35,7 +35,7 @@ from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, open_prediction, shifted_prediction
 from eow.methods.fence import Fence
 from eow.methods.holdout import checked, collect, require_fitted
-from eow.methods.onset import settle
+from eow.methods.onset import scale_head, settle
 from eow.methods.temperature import fit_temperature_and_bias
 from eow.models import SplitModel, frozen_statistics
 from eow.models.layers import OpenLinear
@@ -257,10 +257,7 @@ class EOW(Method):
                 f"{told}: the unknown rate is set by λ; hold {FEWEST} or more out", RuntimeWarning, stacklevel=2
             )
             bias += self.shift
-        with torch.no_grad():
-            for parameter in self.model.head.parameters():
-                parameter.div_(temperature)
-            self.model.head.bias[-1] += bias
+        scale_head(self.model.head, 1 / temperature, bias)
 
     def finish(self, train: Any, holdout: Any) -> None:
         self.project()  # after the last step

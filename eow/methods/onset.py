@@ -48,10 +48,7 @@ def settle(method: Any, x: Tensor, y: Tensor) -> None:
         log, shift = mean_over_ranks(found_here, x.device, method.world)
         if not math.isfinite(log + shift):
             break
-        with torch.no_grad():
-            for parameter in head.parameters():
-                parameter.mul_(math.exp(log))
-            head.bias[-1] += shift
+        scale_head(head, math.exp(log), shift)
         total, width, last = total + log, width / 2 if log * last < 0 else width, log
         if abs(log) < SETTLED:
             break
@@ -68,6 +65,21 @@ def settle(method: Any, x: Tensor, y: Tensor) -> None:
     method.tally.sums.copy_(counted)
     for name, each in model.named_buffers():
         each.copy_(statistics[name])
+
+
+def scale_head(head: Any, factor: float, shift: float) -> None:
+    """All logits times `factor`, then the unknown plus `shift`, in the head's own parameters."""
+    with torch.no_grad():
+        wanted = factor * head.weight
+        for parameter in head.parameters():
+            parameter.mul_(factor)
+        if not torch.allclose(head.weight, wanted, rtol=1e-3, atol=1e-6 * float(wanted.abs().max())):
+            raise EowError(
+                "the head computes its weight of its parameters (torch.nn.utils.parametrizations) in a way that undoes "
+                "a temperature: take that off with parametrize.remove_parametrizations, or leave holdout and a settled "
+                "onset out"
+            )
+        head.bias[-1] += shift
 
 
 def one_round(method: Any, x: Tensor, y: Tensor, low: float, high: float) -> list[float]:
