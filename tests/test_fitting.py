@@ -1148,7 +1148,9 @@ def test_a_head_that_undoes_a_temperature_is_refused() -> None:
     x, y = (torch.from_numpy(each) for each in blobs(200))
     model = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     nn.utils.parametrizations.spectral_norm(model.head)
-    with pytest.raises(EowError, match=r"undoes a temperature: take that off with parametrize\.remove_parametrizations"):
+    with pytest.raises(
+        EowError, match=r"undoes a temperature: take that off with parametrize\.remove_parametrizations"
+    ):
         fit(model, (x, y), epochs=1, holdout=(x[:60], y[:60]))
     plain = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     nn.utils.parametrizations.weight_norm(plain.head)
