@@ -252,6 +252,42 @@ def test_what_cannot_be_written_out_takes_the_reference(tail: nn.Module) -> None
     torch.testing.assert_close(chain.z, run_chain(tail, z, "paper", generator=stream(1), **SETTINGS).z)
 
 
+def test_a_norm_over_other_axes_than_the_layers_outputs_is_not_folded_into_it() -> None:
+    """A linear layer over the last axis of a map, a norm over its channels: as many of these as of outputs, or not."""
+    for outputs in (4, 5):
+        tail = nn.Sequential(nn.Linear(6, outputs), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+        z = torch.randn(5, 4, 6, 6, generator=stream())
+        tail(z)  # and the statistics are no longer 0 and 1
+        nn.init.uniform_(tail[1].weight, 0.5, 2.0, generator=stream(2))
+        chain = Sampler(tail.eval(), "paper", **SETTINGS)(z, None, stream(1))
+        torch.testing.assert_close(chain.z, run_chain(tail, z, "paper", generator=stream(1), **SETTINGS).z)
+
+
+@pytest.mark.parametrize(("linear", "axes"), [(nn.Linear(6, 6), 4), (nn.Linear(6, 6), 3), (nn.Conv2d(4, 4, 1), 4)])
+def test_a_linear_layer_is_written_out_for_rows_alone(linear: nn.Module, axes: int) -> None:
+    tail = nn.Sequential(linear, nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)).eval()
+    z = torch.randn(5, 4, 6, 6, generator=stream())[..., 0] if axes == 3 else torch.randn(5, 4, 6, 6, generator=stream())
+    tail(z)
+    frozen = freeze(tail)
+    assert frozen is not None
+    assert frozen.takes(axes) is isinstance(linear, nn.Conv2d)
+    chain = Sampler(tail, "paper", **SETTINGS)(z, None, stream(1))
+    torch.testing.assert_close(chain.z, run_chain(tail, z, "paper", generator=stream(1), **SETTINGS).z)
+
+
+def test_a_layer_read_again_in_another_precision_forgets_its_padding() -> None:
+    """What a bfloat16 read on a GPU leaves behind is put there by hand."""
+    tail, z = linear_tail(3, 5, dtype=torch.float64), torch.randn(7, 5, generator=stream(), dtype=torch.float64)
+    frozen = freeze(tail)
+    assert frozen is not None
+    (layer,) = frozen.pieces
+    layer.padding, layer.padded = 4, torch.zeros(7, 8)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        frozen.read(torch.float64)
+        torch.testing.assert_close(frozen.forward(z), tail(z))
+        assert frozen.backward(torch.ones(7, 4, dtype=torch.float64)).shape == z.shape
+
+
 def test_the_fallback_is_said() -> None:
     with pytest.warns(UserWarning, match="chains run under autograd"):
         Sampler(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), "paper", **SETTINGS)

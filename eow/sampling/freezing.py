@@ -40,7 +40,7 @@ def frozen_pieces(module: nn.Module) -> list[Piece] | None:
         head = queue.pop(0)
         piece: Piece | None = None
         if type(head) in (nn.Linear, WidenedLinear) or (type(head) is nn.Conv2d and plain(head)):
-            norm = queue.pop(0) if queue and known_norm(queue[0]) else None
+            norm = queue.pop(0) if queue and folds(queue[0], head) else None
             activation = queue.pop(0) if queue and known_activation(queue[0]) else None
             piece = Layer(head, norm, activation)  # type: ignore[arg-type]
         elif type(head) in (OpenLinear, WidenedOpenLinear):
@@ -88,6 +88,11 @@ def known_activation(module: nn.Module) -> bool:
 
 def known_norm(module: nn.Module) -> bool:
     return type(module) in (nn.BatchNorm1d, nn.BatchNorm2d) and module.track_running_stats is True
+
+
+def folds(module: nn.Module, layer: nn.Module) -> bool:
+    """Whether it is a norm over what the layer gives for outputs: after a linear layer one of maps is over others."""
+    return known_norm(module) and isinstance(module, nn.BatchNorm2d) == isinstance(layer, nn.Conv2d)
 
 
 def freeze(tail: nn.Module) -> Chained | None:

@@ -26,6 +26,8 @@ Norm = nn.BatchNorm1d | nn.BatchNorm2d
 class Piece:
     """A part of a tail. `forward` keeps what `backward` needs; a piece is used once per pass."""
 
+    axes: int | None = None  # of the tensors it is written out for, the batch among them; None: any
+
     def read(self, dtype: torch.dtype) -> None:
         """Take the weights over as they are now."""
 
@@ -75,10 +77,11 @@ class Layer(Piece):
         self.layer, self.norm, self.slope = layer, norm, slope_below(activation)
         self.convolution = isinstance(layer, nn.Conv2d)
         self.pointwise = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.stride == (1, 1)
-        self.padding = 0
-        self.padded: Tensor | None = None
+        self.axes = 4 if self.convolution else 2
 
     def read(self, dtype: torch.dtype) -> None:
+        self.padding = 0
+        self.padded: Tensor | None = None  # another precision or device than the last may need none
         weight = self.layer.weight.detach()
         bias = None if self.layer.bias is None else self.layer.bias.detach()
         if self.norm is not None:
@@ -93,7 +96,7 @@ class Layer(Piece):
                 self.weight = self.weight.contiguous(memory_format=torch.channels_last)
         elif weight.is_cuda and dtype == torch.bfloat16 and self.slope is None:
             # Products whose rows are no multiples of 16 bytes take kernels of half the speed: the head is padded.
-            self.padding, self.padded = -len(weight) % 8, None
+            self.padding = -len(weight) % 8
             self.weight = nn.functional.pad(self.weight, (0, 0, 0, self.padding))
             self.bias = None if self.bias is None else nn.functional.pad(self.bias, (0, self.padding))
 
@@ -161,6 +164,8 @@ class Layer(Piece):
 class OpenLayer(Piece):
     """A head whose last logit is quadratic: f[K+1] has v·z² besides, and its gradient 2 v·z."""
 
+    axes = 2
+
     def __init__(self, head: OpenLinear) -> None:
         self.head, self.linear = head, Layer(head)
 
@@ -195,6 +200,8 @@ class Rescale(Piece):
 
     def __init__(self, norm: Norm | None, activation: nn.Module | None) -> None:
         self.norm, self.slope = norm, slope_below(activation)
+        if norm is not None:
+            self.axes = 4 if isinstance(norm, nn.BatchNorm2d) else 2
 
     def read(self, dtype: torch.dtype) -> None:
         if self.norm is not None:
@@ -216,6 +223,8 @@ class Rescale(Piece):
 class MeanPool(Piece):
     """The mean over the map, flattened."""
 
+    axes = 4
+
     def forward(self, x: Tensor) -> Tensor:
         self.shape = x.shape
         return x.mean((2, 3))
@@ -225,6 +234,8 @@ class MeanPool(Piece):
 
 
 class MaxPool(Piece):
+    axes = 4
+
     def __init__(self, pool: nn.MaxPool2d) -> None:
         def pair(value: Any) -> tuple[int, int]:
             return value if isinstance(value, tuple) else (value, value)
@@ -255,6 +266,15 @@ class Chained(Piece):
     def __init__(self, pieces: list[Piece]) -> None:
         self.pieces = pieces
 
+    def takes(self, axes: int) -> bool:
+        """Whether every piece meets a tensor of as many axes as it is written out for: a linear layer of torch's also
+        takes maps and sequences, over whose channels a norm after it does not go, and these pieces do not."""
+        for piece in self.pieces:
+            if piece.axes not in (None, axes):
+                return False
+            axes = 2 if isinstance(piece, Flat | MeanPool) else axes
+        return True
+
     def read(self, dtype: torch.dtype) -> None:
         for piece in self.pieces:
             piece.read(dtype)
@@ -281,6 +301,8 @@ class Chained(Piece):
 class Residual(Piece):
     """ResNet's block: activation(branch(x) + shortcut(x))."""
 
+    axes = 4
+
     def __init__(self, branch: list[Piece], shortcut: list[Piece], activation: nn.Module) -> None:
         self.branch, self.shortcut, self.slope = Chained(branch), Chained(shortcut), slope_below(activation)
 
@@ -304,6 +326,8 @@ class Residual(Piece):
 
 class Preactivation(Piece):
     """The wide ResNet's block: shortcut + conv2(middle(conv1(entry))), the shortcut x or a projection of entry."""
+
+    axes = 4
 
     def __init__(self, entry: Rescale, branch: list[Piece], projection: Layer | None) -> None:
         self.entry, self.branch, self.projection = entry, Chained(branch), projection

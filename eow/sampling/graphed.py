@@ -232,7 +232,7 @@ class Sampler:
 
     @torch.no_grad()
     def run(self, z0: Tensor, trust: Tensor | None, generator: torch.Generator | None, autocast: bool) -> Chain:
-        if self.frozen is None or z0.dim() not in (2, 4):  # a linear layer also takes sequences, the pieces do not
+        if self.frozen is None or not self.frozen.takes(z0.dim()):
             energy, steps, step, std = self.motion
             return run_chain(self.tail, z0, energy, steps=steps, step=step, noise=std, trust=trust, generator=generator)
         with torch.autocast(z0.device.type, enabled=False):
