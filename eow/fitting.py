@@ -1,5 +1,6 @@
 """`eow.fit`: the training loop in memory, for a model and data that somebody already has."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -140,7 +141,7 @@ def fit(
     training = Fitting(trained, batches, settings, place, seed, bar=training_bar(progress))
     if isinstance(model, UpgradedModel) and isinstance(trained, EOW):
         trained.stream.manual_seed(derive("raise", seed))
-        with own_randomness(place.device, seed):  # a model may draw in evaluation too
+        with own_randomness(place.device, seed), trained_on(x, y):  # a model may draw in evaluation too
             begin(model, trained, x, y)
     for _ in training.epochs():
         pass
@@ -158,11 +159,16 @@ class Fitting(Training):
     advice = "lower lr, or give the chains a trust region, trust=1.0"
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        remedy = "look at its inputs and at what the model's forward does with them"
-        if len(y) == 1:
-            remedy = "drop a last batch of one, DataLoader(..., drop_last=True)"
-        with as_sentence(lambda why: f"be trained on a batch of shape {tuple(x.shape)} ({why}): {remedy}"):
+        with trained_on(x, y):
             super().step(x, y)
+
+
+def trained_on(x: Tensor, y: Tensor) -> AbstractContextManager[None]:
+    """What somebody's forward raises on a batch, as a sentence about it."""
+    remedy = "look at its inputs and at what the model's forward does with them"
+    if len(y) == 1:
+        remedy = "drop a last batch of one, DataLoader(..., drop_last=True)"
+    return as_sentence(lambda why: f"be trained on a batch of shape {tuple(x.shape)} ({why}): {remedy}")
 
 
 def alike(model: SplitModel, held: tuple[int, ...], data: tuple[int, ...]) -> bool:

@@ -869,6 +869,25 @@ def ids(x: Tensor) -> UpgradedModel:
     return upgrade(nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(48, 3)), example=x)
 
 
+class OnlyTwo(nn.Module):
+    """A tail that cannot take what chains bring it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, z: Tensor) -> Tensor:
+        if len(z) > 3:
+            raise RuntimeError("three rows at most")
+        return self.head(z)
+
+
+def test_what_fails_before_the_first_step_is_a_sentence() -> None:
+    model = upgrade((nn.Linear(4, 8), OnlyTwo()))
+    with pytest.raises(EowError, match=r"cannot be trained on a batch of shape \(\d+, 4\) \(three rows at most\)"):
+        fit(model, blobs(), epochs=1)
+
+
 def test_what_a_forward_cannot_take_is_a_sentence() -> None:
     x, y = texts()
     for wrong in (x + 5, x.float(), x[:, :, None].expand(-1, -1, 2)):
