@@ -1699,3 +1699,32 @@ def test_an_example_that_is_not_finite_tells_its_shape_alone(strange: float) -> 
     example = torch.randn(4, 8)
     example[1, 2] = strange
     assert upgrade(model, example=example).classes == CLASSES
+
+
+class Scaled(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change, self.body, self.head = change, nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.change(self.body(x)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h / np.sqrt(8),
+        lambda h: np.sqrt(8) * h,
+        lambda h: np.int64(3) - h,
+        lambda h: torch.clamp(h, max=np.float32(0.1)),
+        lambda h: h.view(-1, np.prod((2, 4))),
+        lambda h: h[:, : np.int64(8)],
+    ],
+)
+def test_numbers_of_numpys_are_numbers(change: Callable[[Tensor], Tensor]) -> None:
+    model, x = Scaled(change), torch.randn(5, 6)
+    upgraded = upgrade(model)
+    assert torch.equal(upgraded(x)[:, :-1], model(x))
+    torch.save(upgraded, buffer := io.BytesIO())  # a graph is saved as code
+    buffer.seek(0)
+    assert torch.equal(torch.load(buffer, weights_only=False)(x), upgraded(x))

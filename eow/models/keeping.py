@@ -64,6 +64,8 @@ class Value(fx.Proxy):
     """torch.fx's stand-in for a tensor, which takes `a += b` for `a = a + b`: inside torch.no_grad() that is not the
     same."""
 
+    __array_ufunc__ = None  # a number of numpy's on the left leaves the computation to this, as it does to a tensor
+
     def __getattr__(self, name: str) -> "Attribute":
         return Attribute(self, name)
 

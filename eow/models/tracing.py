@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -121,7 +122,10 @@ class ModuleTracer(fx.Tracer):
         return Value(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        """A tensor that is no node becomes a constant of the graph, unless it is a buffer itself."""
+        """A tensor that is no node becomes a constant of the graph, unless it is a buffer itself, and a number of
+        numpy's one of Python's, of which code can be written."""
+        if isinstance(a, np.generic):
+            return super().create_arg(a.item())
         if isinstance(a, Tensor) and not isinstance(a, nn.Parameter):
             if a.requires_grad:
                 raise Lost("computes with parameters that it does not read by their names, and a graph would not train")
