@@ -5,7 +5,9 @@ import io
 import math
 import operator
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import torch
 from networks import CLASSES, NETWORKS, LeNet, ResNet, network
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from eow.errors import EowError
 from eow.models import SplitModel, build
@@ -1728,3 +1730,52 @@ def test_numbers_of_numpys_are_numbers(change: Callable[[Tensor], Tensor]) -> No
     torch.save(upgraded, buffer := io.BytesIO())  # a graph is saved as code
     buffer.seek(0)
     assert torch.equal(torch.load(buffer, weights_only=False)(x), upgraded(x))
+
+
+def test_threads_upgrade_one_after_another_and_leave_torch_as_it_was() -> None:
+    apply, enter, call = CheckpointFunction.apply, torch.autocast.__enter__, nn.Module.__call__
+    x = torch.randn(5, 6)
+
+    def one(number: int) -> bool:
+        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))  # draws, while another is read
+        return torch.equal(upgrade(model)(x)[:, :-1], model(x))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(one, range(40)))
+    assert (CheckpointFunction.apply, torch.autocast.__enter__, nn.Module.__call__) == (apply, enter, call)
+
+
+class Waits(nn.Module):
+    """While its forward is read, another thread does something."""
+
+    def __init__(self, something: Callable[[], None]) -> None:
+        super().__init__()
+        self.something, self.body, self.head = [something], nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def __deepcopy__(self, memo: dict) -> "Waits":
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = threading.Thread(target=self.something[0])
+        other.start()
+        other.join()
+        return self.head(self.body(x))
+
+
+def test_other_threads_may_predict_while_a_model_is_read() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 6, requires_grad=True)
+    expected, found = model(x), []
+
+    def predict() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            low = model(x)
+        again = checkpoint(model, x, use_reentrant=True)
+        found.append((low.dtype, model(x), again, type(again.grad_fn).__name__))
+
+    upgrade(Waits(predict), example=x.detach())
+    assert len(found) >= 2
+    for dtype, said, again, made in found:
+        assert dtype == torch.bfloat16
+        assert torch.equal(said, expected)
+        assert torch.equal(again, expected)
+        assert made == "CheckpointFunctionBackward"  # a checkpoint still, and no plain call

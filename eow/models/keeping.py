@@ -5,6 +5,7 @@ drawn in Python. While a network is read (tracing.py) it is raised as `Lost`, so
 import inspect
 import operator
 import random
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,6 +59,10 @@ FILES = {f"torch.nn.modules.{kind}" for kind in KINDS}
 
 class Lost(Exception):
     """A forward does something that a graph does not keep: what it does, as the rest of a sentence."""
+
+
+class Drawn(Lost):
+    """It draws random numbers, or another thread did."""
 
 
 class Value(fx.Proxy):
@@ -149,7 +154,14 @@ def about_a_tensor(node: fx.Node) -> bool:
 @contextmanager
 def plain_checkpoints() -> Iterator[None]:
     """Checkpoints of torch's older kind, a Function too, as calls: what is computed again has the same gradient."""
-    CheckpointFunction.apply = lambda function, preserve_rng_state, *args: function(*args)  # type: ignore[method-assign]
+    reading, usual = threading.get_ident(), CheckpointFunction.apply
+
+    def apply(function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+        if threading.get_ident() != reading:
+            return usual(function, preserve_rng_state, *args)
+        return function(*args)
+
+    CheckpointFunction.apply = apply  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -159,11 +171,13 @@ def plain_checkpoints() -> Iterator[None]:
 @contextmanager
 def no_autocast() -> Iterator[None]:
     """Whatever it switches on or off, a graph does not keep it."""
+    reading, usual = threading.get_ident(), torch.autocast.__enter__
 
-    def enter(self: Any) -> None:
+    def enter(self: Any) -> Any:
+        if threading.get_ident() != reading:
+            return usual(self)
         raise Lost("enters torch.autocast, which a graph does not keep")
 
-    usual = torch.autocast.__enter__
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
     try:
         yield

@@ -9,6 +9,7 @@ and whatever the logits' scale or offset, so no prediction moves. Training can s
 """
 
 import copy as copying
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, 
 from eow.plain import first_line
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+ONE_AT_A_TIME = threading.RLock()  # reading a model patches torch, and the random generators are the process's
 
 
 class UpgradedModel(SplitModel):
@@ -93,6 +95,10 @@ def upgrade(
     data, "convex", so that it never falls far out, or "linear", as in the paper. The widened layer is trained, frozen
     or not before. With `copy=False` the weights of all layers but the last are shared with the model given, so that
     training trains both (and the tail of a pair is used itself: its last layer becomes the wider one).
+
+    Of several threads one upgrades at a time. Others may predict meanwhile, but not with a model that is upgraded with
+    `copy=False`, and they should not train: what they draw from the process's random generators again and again is
+    taken for what this model draws, and refused.
     """
     whole = given(model)
     if copy:
@@ -103,8 +109,15 @@ def upgrade(
                 f"the model cannot be copied ({first_line(error)}): call it once inside torch.no_grad(), so "
                 "that it keeps no tensors of an earlier forward pass with gradients, or upgrade with copy=False"
             ) from error
-    if isinstance(whole, SplitModel):
-        return upgraded_pair(whole, cut, classes, example, unknown)
+    with ONE_AT_A_TIME:
+        way = upgraded_pair if isinstance(whole, SplitModel) else upgraded_whole
+        return way(whole, cut, classes, example, unknown)
+
+
+def upgraded_whole(
+    whole: nn.Module, cut: str | None, classes: int | None, example: Any, unknown: str
+) -> UpgradedModel:
+    """A model as it is written, read as a graph and cut in two."""
     traced, node, head, x = read(whole, classes, example)
     graph_module = Part(traced.parts, traced.graph)
     seen = look(graph_module, x[:SMALL]), look(graph_module, x)

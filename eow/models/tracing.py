@@ -6,6 +6,7 @@ Only the outermost `forward` has to be traceable.
 """
 
 import operator
+import threading
 from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 from eow.errors import EowError
 from eow.models.keeping import (
     Derived,
+    Drawn,
     Lost,
     Value,
     content,
@@ -37,6 +39,7 @@ from eow.models.split import in_mode
 from eow.plain import first_line
 
 ROOT = "model"  # where the wrapper holds the network
+AGAIN = 8  # so often a network is read once more if random numbers were drawn that another thread may have drawn
 
 # Written as functions they bake the mode in which they were traced into the graph; as modules they follow it.
 DROPOUTS: dict[Any, type[nn.Module]] = {
@@ -87,11 +90,19 @@ class ModuleTracer(fx.Tracer):
         self.baked: set[tuple[str, str]] = set()
         self.derived: Derived | None = None
         self.generators: list[Any] = []  # the network's own
+        self.thread = threading.get_ident()  # torch.fx hears of the modules of all threads
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.closed or taken_whole(m, module_qualified_name)
 
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
         path = self.path_of_module(m)
         if self.is_leaf_module(m, path):
             returned = super().call_module(m, forward, args, kwargs)  # a node: nothing of it is run
@@ -108,7 +119,7 @@ class ModuleTracer(fx.Tracer):
         try:
             returned = super().call_module(m, forward, args, kwargs)
             if generators(self.generators) != before:
-                raise Lost("draws random numbers in Python, and a graph keeps them as they fell this once")
+                raise Drawn("draws random numbers in Python, and a graph keeps them as they fell this once")
             if state_of(self.root) != state:
                 raise Lost("changes a parameter or a buffer, and a graph does not keep that")
         except Exception:
@@ -149,6 +160,7 @@ def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
     refuse_hooks(model)
     refuse_arguments(model)
     closed = {*apart, *(f"{ROOT}.{path}" for path in with_modes_of_their_own(model))}
+    again = 0
     while True:
         readings = []
         for training in (False, True):
@@ -159,6 +171,9 @@ def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
                     readings.append((tracer, tracer.trace(root), root))
             except Exception as error:
                 culprit = tracer.culprit
+                if isinstance(error, Drawn) and threading.active_count() > 1 and again < AGAIN:
+                    again += 1
+                    break
                 if culprit is None or culprit == ROOT or culprit in closed:
                     raise EowError(untraceable(type(model).__name__, error)) from error
                 closed.add(culprit)
