@@ -1779,3 +1779,122 @@ def test_other_threads_may_predict_while_a_model_is_read() -> None:
         assert torch.equal(said, expected)
         assert torch.equal(again, expected)
         assert made == "CheckpointFunctionBackward"  # a checkpoint still, and no plain call
+
+
+class Asks(nn.Module):
+    """It drops only what is a tensor, by any of the ways to ask."""
+
+    def __init__(self, ask: Callable[["Asks", Tensor], bool]) -> None:
+        super().__init__()
+        self.ask, self.body, self.drop, self.end = ask, nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.body(x))
+        return self.end(self.drop(h) if self.ask(self, h) else h)
+
+
+class AsksIsinstance(Asks):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.body(x))
+        return self.end(self.drop(h) if isinstance(h, Tensor) else h)
+
+
+class AsksType(Asks):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.body(x))
+        return self.end(self.drop(h) if type(h) is torch.Tensor else h)
+
+
+class AsksTorch(Asks):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.body(x))
+        return self.end(self.drop(h) if torch.is_tensor(h) else h)
+
+
+@pytest.mark.parametrize("kind", [AsksIsinstance, AsksType, AsksTorch])
+def test_a_module_that_asks_whether_it_has_a_tensor_still_has_one(kind: type[Asks]) -> None:
+    model, x = nn.Sequential(kind(lambda self, h: True), nn.ReLU(), nn.Linear(8, 3)).train(), torch.randn(64, 6)
+    upgraded = upgrade(model)
+    torch.manual_seed(0)
+    expected = model(x)
+    torch.manual_seed(0)
+    assert torch.equal(upgraded(x)[:, :-1], expected)
+    assert not torch.equal(upgraded(x), upgraded(x))
+
+
+@pytest.mark.parametrize("ask", [lambda self, h: isinstance(h, Tensor), lambda self, h: type(h) is Tensor])
+def test_what_is_lost_in_training_alone_is_refused(ask: Callable[[Asks, Tensor], bool]) -> None:
+    with pytest.raises(EowError, match=r"in training, .*logits differ by up to .*isinstance\(x, Tensor\)"):
+        upgrade(Asks(ask))
+
+
+def test_torch_is_tensor_is_answered_in_the_outermost_forward() -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x if torch.is_tensor(x) else torch.stack(x)))
+
+    model, x, usual = Ragged(), torch.randn(5, 6), torch.is_tensor
+    assert torch.equal(upgrade(model, example=x)(x)[:, :-1], model(x))
+    assert torch.is_tensor is usual
+
+
+def test_a_parameter_that_would_not_learn_is_named() -> None:
+    """An adapter begins as nothing: no logit differs without it."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.down, self.up, self.head = (nn.Linear(*each) for each in ((6, 8), (8, 2), (2, 8), (8, 3)))
+            nn.init.zeros_(self.up.weight)
+            nn.init.zeros_(self.up.bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.body(x)
+            return self.head(h + self.up(self.down(h)) if isinstance(h, Tensor) else h)
+
+    with pytest.raises(EowError, match=r"in training, .*no gradient for down\.bias, down\.weight, up\.bias, \.\.\."):
+        upgrade(Adapted())
+
+
+ELSEWHERE = random.Random(0)
+
+
+class DrawsElsewhere(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * ELSEWHERE.random() if self.training else x
+
+
+class DrawsItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand(x.shape, generator=self.generator) if self.training else x
+
+
+class TakesMany(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and len(x) < 8:
+            raise ValueError("at least 8")
+        return x
+
+
+@pytest.mark.parametrize(
+    "middle", [DrawsElsewhere, DrawsItself, TakesMany, lambda: nn.BatchNorm1d(8), lambda: nn.RReLU(0.1, 0.9)]
+)
+def test_the_comparison_in_training_leaves_no_trace(middle: Callable[[], nn.Module]) -> None:
+    """And refuses nothing for what it cannot know: numbers from elsewhere, rows that are too few, one row repeated."""
+    model, x = nn.Sequential(nn.Linear(6, 8), middle(), nn.Linear(8, 3)).train(), torch.randn(16, 6)
+    before, generator = state(model), torch.get_rng_state()
+    own = model[1].generator.get_state() if isinstance(model[1], DrawsItself) else None
+    upgraded = upgrade(model, copy=False, example=x[:1])
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert own is None or torch.equal(model[1].generator.get_state(), own)  # type: ignore[union-attr, operator]
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert upgraded.training
+    assert torch.equal(upgraded.eval()(x)[:, :-1], model.eval()(x))

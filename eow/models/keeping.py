@@ -185,6 +185,17 @@ def no_autocast() -> Iterator[None]:
         torch.autocast.__enter__ = usual  # type: ignore[method-assign]
 
 
+@contextmanager
+def stand_ins_are_tensors() -> Iterator[None]:
+    """To torch.is_tensor. To isinstance they cannot be: torch would take them for its own and read their memory."""
+    reading, usual = threading.get_ident(), torch.is_tensor
+    torch.is_tensor = lambda obj: usual(obj) or (isinstance(obj, Value) and threading.get_ident() == reading)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.is_tensor = usual
+
+
 class Derived(TorchFunctionMode):
     """While a forward is read: of which buffers each tensor was made that is no node of the graph."""
 
@@ -247,7 +258,7 @@ def generators(others: Iterable[Any]) -> tuple[Any, ...]:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """A forward is read with gradients, whatever is switched off outside it."""
-    with torch.enable_grad(), plain_checkpoints(), no_autocast():
+    with torch.enable_grad(), plain_checkpoints(), no_autocast(), stand_ins_are_tensors():
         yield
 
 

@@ -69,3 +69,14 @@ def holds_still(module: nn.Module) -> bool:
             each.training = was
         for parameter, was in free:
             parameter.requires_grad_(was)
+
+
+def asking_for_tensors(model: nn.Module) -> set[str]:
+    """Modules whose forward speaks of Tensor, as in isinstance(x, Tensor) or type(x) is Tensor: while it is read there
+    are none."""
+    found = set()
+    for path, module in model.named_modules():
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        if path and not taken_whole(module, path) and any(name.endswith("Tensor") for name in getattr(code, "co_names", ())):
+            found.add(path)
+    return found

@@ -17,17 +17,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from eow.errors import EowError
+from eow.models.comparing import changed_in_training, compare, other_in_training, same
 from eow.models.cutting import PENULTIMATE, Part, Recorder, Seen, one_name_each, possible_cuts, refuse_names, split
-from eow.models.keeping import about_a_tensor, forked
-from eow.models.layers import FARTHEST
+from eow.models.keeping import about_a_tensor
 from eow.models.probing import SMALL, at_rest, described, evaluated, probe
-from eow.models.refusing import PAIR
+from eow.models.refusing import PAIR, asking_for_tensors
 from eow.models.split import SplitModel, unwrapped
 from eow.models.tracing import ROOT, Traced, trace
 from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, widened
 from eow.plain import first_line
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 ONE_AT_A_TIME = threading.RLock()  # reading a model patches torch, and the random generators are the process's
 
 
@@ -100,25 +99,32 @@ def upgrade(
     `copy=False`, and they should not train: what they draw from the process's random generators again and again is
     taken for what this model draws, and refused.
     """
-    whole = given(model)
+    original = whole = given(model)
     if copy:
         try:
-            whole = copying.deepcopy(whole)
+            whole = copying.deepcopy(original)
         except (RuntimeError, TypeError) as error:
             raise EowError(
                 f"the model cannot be copied ({first_line(error)}): call it once inside torch.no_grad(), so "
                 "that it keeps no tensors of an earlier forward pass with gradients, or upgrade with copy=False"
             ) from error
     with ONE_AT_A_TIME:
-        way = upgraded_pair if isinstance(whole, SplitModel) else upgraded_whole
-        return way(whole, cut, classes, example, unknown)
+        if isinstance(whole, SplitModel):
+            return upgraded_pair(whole, cut, classes, example, unknown)
+        return upgraded_whole(whole, cut, classes, example, unknown, original)
 
 
 def upgraded_whole(
-    whole: nn.Module, cut: str | None, classes: int | None, example: Any, unknown: str
+    whole: nn.Module,
+    cut: str | None,
+    classes: int | None,
+    example: Any,
+    unknown: str,
+    original: nn.Module,
+    closed: frozenset[str] = frozenset(),
 ) -> UpgradedModel:
-    """A model as it is written, read as a graph and cut in two."""
-    traced, node, head, x = read(whole, classes, example)
+    """A model as it is written, or a copy of the original, read as a graph and cut in two."""
+    traced, node, head, x = read(whole, classes, example, closed)
     graph_module = Part(traced.parts, traced.graph)
     seen = look(graph_module, x[:SMALL]), look(graph_module, x)
     cuts = possible_cuts(traced, node, seen)
@@ -134,6 +140,14 @@ def upgraded_whole(
                            not x.is_floating_point())  # fmt: skip
     restore_modes(result, whole)
     compare(old, result, x)
+    if why := other_in_training(whole, result, x, original):
+        asking = frozenset(f"{ROOT}.{path}" for path in asking_for_tensors(whole)) - closed
+        if asking:
+            return upgraded_whole(whole, cut, classes, example, unknown, original, closed | asking)
+        raise EowError(
+            f"in training, cut in two, the model {why}: its forward must not decide by what its input is, as "
+            f"isinstance(x, Tensor) does, nor by what changes from call to call; put that into a module of its own, {PAIR}"
+        )
     refuse_without_gradient(result, x)
     return result
 
@@ -169,19 +183,6 @@ def read(
             f"graph would keep what it is now: put that into a module of its own, {PAIR}"
         )
     return read(whole, classes, example, closed | stale.keys()) if stale else (traced, node, head, x)
-
-
-def changed_in_training(model: nn.Module, x: Tensor) -> set[str]:
-    """The buffers that a forward in training mode changes, of a copy; none, where it cannot be copied or cannot take
-    these rows in training. By their values: what batch norm does to its statistics is no change in torch's count."""
-    try:
-        copied = copying.deepcopy(model)
-        with forked(model), torch.random.fork_rng([x.device] if x.is_cuda else []), torch.no_grad():
-            copied.train()(x.clone())
-    except Exception:  # whatever somebody else's modules raise
-        return set()
-    after = dict(copied.named_buffers())
-    return {name for name, each in model.named_buffers() if not same(each, after.get(name))}
 
 
 def given(model: Any) -> nn.Module:
@@ -274,13 +275,6 @@ def last_to_speak(parts: SplitModel, linears: list[tuple[str, nn.Linear]], x: Te
     return next(iter(itself or [each for each in spoken if same(said[each[0]], logits)]), linears[-1])
 
 
-def same(one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
-        return False
-    one, other = (each if each.layout == torch.strided else each.to_dense() for each in (one, other))
-    return bool(((one == other) | ((one != one) & (other != other))).all())
-
-
 def no_cut(wanted: str, cuts: dict[str, fx.Node], is_module: bool) -> str:
     names = one_name_each(cuts)
     if len(names) > 40:
@@ -296,22 +290,6 @@ def look(module: fx.GraphModule, x: Tensor) -> Seen:
     with at_rest(module, x), torch.no_grad():
         recorder.run(x.clone())
     return recorder.seen
-
-
-def compare(old: Tensor, model: UpgradedModel, x: Tensor) -> None:
-    """The K logits as they were, and an unknown that nothing chooses."""
-    new = evaluated(model, x)
-    scale = 1 + old.float().abs().nan_to_num(0, 0, 0).max()
-    same = new.shape == (*old.shape[:-1], old.shape[-1] + 1) and torch.allclose(
-        new[:, :-1].float(), old.float(), rtol=0, atol=TOLERANCE.get(old.dtype, 1e-5) * float(scale), equal_nan=True
-    )
-    if not same and scale > FARTHEST:
-        raise EowError(f"the model's logits reach {float(scale):.2g}, no features may be as large: normalise them")
-    if not same:
-        raise EowError(
-            "cut in two, the model says something else than before: its forward must depend on nothing but its input, "
-            f"and its last linear layer must make the logits; {PAIR}"
-        )
 
 
 def refuse_without_gradient(model: UpgradedModel, x: Tensor) -> None:
