@@ -8,6 +8,8 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import MethodType
 
 import numpy as np
 import pytest
@@ -1898,3 +1900,59 @@ def test_the_comparison_in_training_leaves_no_trace(middle: Callable[[], nn.Modu
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
     assert upgraded.training
     assert torch.equal(upgraded.eval()(x)[:, :-1], model.eval()(x))
+
+
+def wrapped(layer: nn.Module, how: str) -> None:
+    """A wrapper as debuggers, profilers and adapters put one on."""
+    plain = layer.forward
+    if how == "default":
+        layer.forward = lambda x, plain=plain: plain(x)
+    elif how == "closure":
+        layer.forward = lambda x: plain(x)
+    elif how == "weight":
+        weight, bias = layer.weight, layer.bias
+        layer.forward = lambda x: F.linear(x, weight, bias)  # type: ignore[arg-type]
+    elif how == "method":
+        layer.forward = MethodType(lambda self, x: F.linear(x, self.weight, self.bias), layer)
+    elif how == "partial":
+        layer.forward = partial(lambda self, plain, x: plain(x), layer, plain)
+    elif how == "nothing":
+        layer.forward = lambda x: torch.cat([x, x[:, :2]], 1)
+
+
+@pytest.mark.parametrize("how", ["default", "closure", "weight"])
+def test_a_forward_that_holds_the_original_is_refused(how: str) -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 6)
+    expected = model(x)
+    wrapped(model[0], how)
+    with pytest.raises(EowError, match=r"^0 has a function in the place of its forward.*submodule\('0'\)\.forward"):
+        upgrade(model)
+    shared = upgrade(model, copy=False)
+    assert torch.equal(shared(x)[:, :-1], expected)
+    shared(x).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+@pytest.mark.parametrize("how", ["method", "partial", "nothing"])
+def test_a_forward_that_is_copied_with_its_layer_is_none_of_those(how: str) -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 6)
+    wrapped(model[0], how)
+    upgraded = upgrade(model, example=x)
+    assert torch.equal(upgraded(x)[:, :-1], model(x))
+    upgraded(x).sum().backward()
+    assert model[0].weight.grad is None
+    assert how == "nothing" or upgraded.encoder.get_submodule("0").weight.grad is not None
+
+
+def test_a_copy_that_computes_with_the_original_by_another_function_is_refused() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+            self.call = lambda x: F.linear(x, self.layer.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.call(x) if x.sum() > -1e9 else x  # which torch.fx cannot trace
+
+    with pytest.raises(EowError, match=r"a copy of the model computes with 0\.layer\.weight of the model"):
+        upgrade(nn.Sequential(Inner(), nn.Linear(6, 3)))

@@ -1,6 +1,9 @@
 """What is refused, or left whole, before a network is read as a graph: what its modules do beside their forward."""
 
 import inspect
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
 
 from torch import fx, nn
 
@@ -34,6 +37,41 @@ def refuse_hooks(model: nn.Module) -> None:
                 f"{path or 'the model'} has a hook, which would be lost when the model is cut: remove it first and "
                 "register it again on the upgraded model"
             )
+
+
+def refuse_closures(model: nn.Module) -> None:
+    if paths := with_closures(model):
+        where = f"model.get_submodule({paths[0]!r})" if paths[0] else "model"
+        raise EowError(
+            f"{paths[0] or 'the model'} has a function in the place of its forward that holds a part of the model, and "
+            f"a copy would go on computing with the weights of the original: take it off first, del {where}.forward, "
+            "or upgrade with copy=False"
+        )
+
+
+def with_closures(model: nn.Module) -> list[str]:
+    """Modules whose forward is a function that holds a part of the model: functions are not copied."""
+    own = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
+    return [path for path, module in model.named_modules() if holds(vars(module).get("forward"), own, set(), True)]
+
+
+def holds(value: Any, own: set[int], seen: set[int], copied: bool) -> bool:
+    """Whether a copy of the value would hold any of `own` itself; `copied`: the value would be copied, if it can be."""
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, FunctionType):
+        cells = [cell for cell in value.__closure__ or () if cell != type(cell)()]  # some are filled later
+        found = [*(cell.cell_contents for cell in cells), value.__defaults__, value.__kwdefaults__]
+        return any(holds(each, own, seen, False) for each in found)
+    inside: Any = ()
+    if isinstance(value, MethodType):
+        inside = value.__self__, value.__func__
+    elif isinstance(value, partial):
+        inside = value.func, value.args, value.keywords
+    elif isinstance(value, tuple | list | dict):
+        inside = value.values() if isinstance(value, dict) else value
+    return any(holds(each, own, seen, copied) for each in inside) or (not copied and id(value) in own)
 
 
 def with_modes_of_their_own(model: nn.Module) -> set[str]:

@@ -21,7 +21,7 @@ from eow.models.comparing import changed_in_training, compare, other_in_training
 from eow.models.cutting import PENULTIMATE, Part, Recorder, Seen, one_name_each, possible_cuts, refuse_names, split
 from eow.models.keeping import about_a_tensor
 from eow.models.probing import SMALL, at_rest, described, evaluated, probe
-from eow.models.refusing import PAIR, asking_for_tensors
+from eow.models.refusing import PAIR, asking_for_tensors, refuse_closures
 from eow.models.split import SplitModel, unwrapped
 from eow.models.tracing import ROOT, Traced, trace
 from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, widened
@@ -101,6 +101,7 @@ def upgrade(
     """
     original = whole = given(model)
     if copy:
+        refuse_closures(original)
         try:
             whole = copying.deepcopy(original)
         except (RuntimeError, TypeError) as error:
