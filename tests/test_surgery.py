@@ -1956,3 +1956,50 @@ def test_a_copy_that_computes_with_the_original_by_another_function_is_refused()
 
     with pytest.raises(EowError, match=r"a copy of the model computes with 0\.layer\.weight of the model"):
         upgrade(nn.Sequential(Inner(), nn.Linear(6, 3)))
+
+
+class Variational(nn.Module):
+    """A weight that a layer changes, used on both sides of what would be a cut."""
+
+    def __init__(self, change: nn.Module) -> None:
+        super().__init__()
+        self.weight, self.change = nn.Parameter(torch.randn(8, 8)), change
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.change(self.weight)
+        return self.head(torch.relu(self.body(x) @ weight) @ weight)
+
+
+class Noisy(nn.Module):
+    """Traced into, so that its function is what draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Identity()
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.scale(weight) + torch.randn_like(weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "apart"),
+    [(lambda: nn.Dropout(0.5), True), (lambda: nn.BatchNorm1d(8), True), (Noisy, True), (lambda: nn.LayerNorm(8), False)],
+)
+def test_what_is_drawn_once_is_not_drawn_in_both_parts(change: Callable[[], nn.Module], apart: bool) -> None:
+    """Nor do statistics move twice. What is the same each time either part computes for itself."""
+    torch.manual_seed(0)
+    model, x = Variational(change()).train(), torch.randn(5, 6)
+    cuts = upgrade(model, example=x).cuts
+    assert ("body" in cuts, "relu" in cuts, "penultimate" in cuts) == (not apart, not apart, True)
+    for cut in cuts:
+        upgraded = upgrade(model, cut, example=x)
+        torch.manual_seed(1)
+        expected = copy.deepcopy(model)(x)
+        torch.manual_seed(1)
+        assert torch.equal(upgraded(x)[:, :-1], expected), cut
+        moved = [int(each) for name, each in upgraded.named_buffers() if name.endswith("num_batches_tracked")]
+        assert moved in ([], [1])
+    if apart:
+        with pytest.raises(EowError, match="'body' is no place where one tensor carries everything"):
+            upgrade(model, "body", example=x)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from eow.errors import EowError
+from eow.models.constant import constants, moves
 from eow.models.keeping import CHANGES, new, version
 from eow.models.split import INPUT
 from eow.models.tracing import ROOT, Detached, Traced
@@ -51,6 +52,7 @@ class Seen(NamedTuple):
     rows: int
     shapes: dict[fx.Node, tuple[int, ...]]  # of floating-point tensors
     numbers: dict[fx.Node, int]
+    moving: set[fx.Node]  # what is no constant, although it depends on no input
 
 
 class Recorder(fx.Interpreter):
@@ -58,13 +60,16 @@ class Recorder(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, rows: int) -> None:
         super().__init__(module)
-        self.seen = Seen(rows, {}, {})
+        self.seen = Seen(rows, {}, {}, set())
+        self.fixed = constants(list(module.graph.nodes), set())
         self.extra_traceback = False  # what is raised here is a sentence
 
     def run_node(self, n: fx.Node) -> Any:
         watched = n.all_input_nodes if n.op == "call_module" and n.meta.get("no_grad") else []
         given = [self.env[each] for each in watched if self.matters(each) and isinstance(self.env[each], Tensor)]
         versions = [version(each) for each in given]
+        if n in self.fixed and moves(self, n):
+            self.seen.moving.add(n)
         value = super().run_node(n)
         if [version(each) for each in given] != versions:
             raise EowError(f"the layer {n.target} {CHANGES}: let it change a clone, or compute without torch.no_grad()")
@@ -125,7 +130,7 @@ def possible_cuts(traced: Traced, head: fx.Node, seen: tuple[Seen, Seen]) -> dic
     whatever else is called so. What lies before a torch.no_grad() is none: no gradient would reach a chain there."""
     nodes = list(traced.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
-    fixed, batch_size = constants(nodes), batch_sizes(seen)
+    fixed, batch_size = constants(nodes, seen[0].moving), batch_sizes(seen)
     last = {}
     for node in nodes:
         uses = [place[user] for user in node.users if user not in batch_size]
@@ -170,15 +175,6 @@ def depth(path: str) -> tuple[int, str]:
     return path.count("."), path
 
 
-def constants(nodes: list[fx.Node]) -> set[fx.Node]:
-    """What does not depend on the input: either part can compute it for itself."""
-    fixed: set[fx.Node] = set()
-    for node in nodes:
-        if node.op not in ("placeholder", "output") and fixed.issuperset(node.all_input_nodes):
-            fixed.add(node)
-    return fixed
-
-
 def batch_sizes(seen: tuple[Seen, Seen]) -> set[fx.Node]:
     """Numbers that are the batch's size, whichever it is: the tail can ask its own input for them."""
     first, second = seen
@@ -200,7 +196,7 @@ def split(traced: Traced, cut: fx.Node, seen: tuple[Seen, Seen]) -> tuple[nn.Mod
     encoder: nn.Module = nn.Identity()
     if cut.op != "placeholder":
         encoder = part(traced, nodes[0], nodes[1 : position + 1], cut, set())
-    fixed, output = constants(nodes), nodes[-1].args[0]
+    fixed, output = constants(nodes, seen[0].moving), nodes[-1].args[0]
     assert isinstance(output, fx.Node)
     rest = nodes[position + 1 : -1]
     for node in reversed(nodes[:position]):  # constants that were made before the cut and are needed after it
@@ -226,7 +222,7 @@ def part(traced: Traced, entry: fx.Node, nodes: list[fx.Node], result: fx.Node, 
 
 def plain_tail(traced: Traced, cut: fx.Node, nodes: list[fx.Node], seen: tuple[Seen, Seen]) -> nn.Module | None:
     """The tail as nn.Sequential where it is a chain of layers, since chains run fastest through that; else None."""
-    batch_size, fixed = batch_sizes(seen), constants(list(traced.graph.nodes))
+    batch_size, fixed = batch_sizes(seen), constants(list(traced.graph.nodes), seen[0].moving)
     shapes = seen[0].shapes
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     previous = cut
