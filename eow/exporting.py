@@ -48,7 +48,7 @@ class ForTables(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.tensor(classifier.scaler_.mean_))
         self.register_buffer("scale", torch.tensor(classifier.scaler_.scale_))
-        self.network, self.fence = network(classifier.model_), copy.deepcopy(classifier.fence_)
+        self.network, self.fence = copied(classifier.model_).float(), copy.deepcopy(classifier.fence_)
 
     def forward(self, rows: Tensor) -> Tensor:
         from eow.rows import FARTHEST, OUTERMOST  # scikit-learn is imported only where it is needed
@@ -71,10 +71,11 @@ def export_model(
     """Write the model to `path` as one file that says what `eow.predict` says at this unknown rate and threshold, and
     return what it was compared on and how far it was off.
 
-    `model` is an upgraded model, or the method that `eow.fit` returned; it is written in float32. The file takes inputs
-    as the model takes them, any number at a time: nothing is normalised in it. `example` is an array or a tensor of
-    them, real ones: on these the file is compared with the model before it is kept, and a difference above 1e-5 is an
-    error. `classes` are names for the metadata, else "0", "1" and so on. The format is onnx (.onnx) or torch (.pt2).
+    `model` is an upgraded model, or the method that `eow.fit` returned; it is written in float32, but for what its
+    forward casts to another precision. The file takes inputs as the model takes them, any number at a time: nothing is
+    normalised in it. `example` is an array or a tensor of them, real ones: on these the file is compared with the model
+    before it is kept, and a difference above 1e-5 is an error. `classes` are names for the metadata, else "0", "1" and
+    so on. The format is onnx (.onnx) or torch (.pt2).
 
     A fitted `EOWClassifier` is written with its scaler and its fence: its file takes rows as `predict_open` takes them,
     in float32, and says what it says at the classifier's `unknown_rate` and a threshold of 0.5, unless others are
@@ -84,7 +85,7 @@ def export_model(
     model = unwrapped(model)
     if hasattr(model, "predict_open"):
         return export_classifier(model, path, example, format, classes, unknown_rate, threshold)
-    own = network(model)
+    own = copied(model).float()
     odds = model.odds() if isinstance(model, Method) else float(getattr(model, "odds", 0.0))
     if odds <= 0 and (unknown_rate is not None or hasattr(own, "odds")):
         raise EowError("the model's unknown logit has not been trained, so it has no prior odds yet: eow.fit it first")
@@ -93,6 +94,7 @@ def export_model(
     check_finite(x)
     if x.dim() < 2 or not len(x):
         raise EowError(f"the example is of shape {tuple(x.shape)}: pass a batch of inputs, x[None] for a single one")
+    own = in_its_precision(own, model, x[:1])
     shift = None if unknown_rate is None else prior_shift(unknown_rate, odds)
     inputs, expected = in_batches(x.numpy()), []
     for part in inputs:
@@ -171,8 +173,28 @@ def written(
         ) from error
 
 
-def network(model: Any) -> SplitModel:
-    """A copy of the network on the CPU in float32: the caller's stays as and where it is."""
+def in_its_precision(single: SplitModel, model: Any, x: Tensor) -> SplitModel:
+    """The network in float32, or as it is where its forward casts to a precision that it then does not have."""
+    try:
+        ask(single, x, None)
+        return single
+    except EowError as error:
+        mixed = copied(model)
+        dtype = next((each.dtype for each in mixed.parameters() if each.is_floating_point()), torch.float32)
+        try:
+            ask(mixed, x.to(dtype) if x.is_floating_point() else x, None)
+        except EowError:
+            raise error from None  # it is not the precision
+        if dtype == torch.float32:
+            return mixed
+        raise EowError(
+            f"the model computes in {dtype} and cannot be written in float32 ({first_line(error.__cause__ or error)}): "
+            "let its forward cast to the precision of its weights, x.to(self.head.weight.dtype), and to no other"
+        ) from error
+
+
+def copied(model: Any) -> SplitModel:
+    """A copy of the network on the CPU: the caller's stays as and where it is."""
     if isinstance(model, Method) and not model.extra_outputs:
         raise EowError(f"{model.options.name} has no unknown logit: export a run of it, or fit with method='eow'")
     if getattr(model, "fence", None) is not None:
@@ -186,7 +208,7 @@ def network(model: Any) -> SplitModel:
             "eow.export.export"
         )
     try:
-        return copy.deepcopy(split).cpu().float().eval()
+        return copy.deepcopy(split).cpu().eval()
     except (RuntimeError, TypeError) as error:
         raise EowError(
             f"the model cannot be copied ({first_line(error)}): call it once inside torch.no_grad(), so that it keeps "

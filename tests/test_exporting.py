@@ -157,6 +157,36 @@ def test_half_precision_is_written_in_float32(features: UpgradedModel, x: Tensor
     np.testing.assert_allclose(found.probs, eow.predict(features, x).probs.float().numpy(), atol=0.03)
 
 
+class Casts(nn.Module):
+    """A body in one precision and a head in another, as somebody wants it who fears for large logits."""
+
+    def __init__(self, body: torch.dtype, head: torch.dtype) -> None:
+        super().__init__()
+        self.body, self.head, self.dtype = nn.Linear(4, 8).to(body), nn.Linear(8, 3).to(head), head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.body(x)).to(self.dtype))
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_a_model_that_casts_in_its_forward_is_written_as_it_is(x: Tensor, tmp_path: Path, format: str) -> None:
+    torch.manual_seed(0)
+    model = raised(eow.upgrade(Casts(torch.float32, torch.float64)))
+    path = tmp_path / ("m.onnx" if format == "onnx" else "m.pt2")
+    assert eow.export_model(model, path, x, format=format)["largest_difference"] <= 1e-5
+    assert model.head.weight.dtype == torch.float64
+    if format == "onnx":
+        agree(deployed.load(path).predict(x.numpy()), eow.predict(model, x))
+
+
+def test_a_model_that_cannot_be_written_in_float32_is_told_so(x: Tensor, tmp_path: Path) -> None:
+    model = raised(eow.upgrade(Casts(torch.float64, torch.float64)))
+    with pytest.raises(EowError, match=r"computes in torch\.float64 and cannot be written in float32 .*no other"):
+        eow.export_model(model, tmp_path / "m.onnx", x)
+    with pytest.raises(EowError, match=r"cannot take inputs of shape \(1, 3\)"):  # which is the batch's fault
+        eow.export_model(model, tmp_path / "m.onnx", x[:, :3])
+
+
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 def test_a_file_that_disagrees_is_not_kept(
     features: UpgradedModel, x: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
