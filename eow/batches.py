@@ -155,12 +155,14 @@ def unpacked(batch: Mapping[Any, Any], what: str) -> str:
 
 def as_tensor(values: Any, what: str) -> Tensor:
     try:
-        return torch.as_tensor(values if isinstance(values, Tensor) else np.require(values, requirements=["C", "W"]))
+        x = torch.as_tensor(values if isinstance(values, Tensor) else np.require(values, requirements=["C", "W"]))
     except (TypeError, ValueError, RuntimeError) as error:
         remedy = "pass an array or a tensor of numbers"
         if what == "labels":
             remedy = "number the classes from 0, for example by numpy.unique(labels, return_inverse=True)[1]"
         raise EowError(f"the {what} cannot be made a tensor ({error}): {remedy}") from None
+    check_real(x, what)
+    return x
 
 
 def inputs_of(values: Any, dtype: torch.dtype = torch.float32, integers: bool = False) -> Tensor:
@@ -200,7 +202,13 @@ def check_dense(x: Tensor) -> None:
         raise EowError(f"the inputs are a tensor of layout {x.layout}: pass x.to_dense()")
 
 
+def check_real(x: Tensor, what: str = "inputs") -> None:
+    if x.is_meta:
+        raise EowError(f"the {what} lie on the device meta, where they have no values: pass a tensor that has some")
+
+
 def check_finite(x: Tensor) -> None:
+    check_real(x)
     if not x.is_cuda and x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise EowError(NOT_FINITE)
 

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eow.batches import (
     LoaderBatches,
@@ -138,6 +138,7 @@ def fit(
             check_rows(evaluated(model, x[:2]), x[:2])
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise EowError("every parameter of the model is frozen: set requires_grad for those that are to be trained")
+    refuse_sparse(trained)
     training = Fitting(trained, batches, settings, place, seed, bar=training_bar(progress))
     if isinstance(model, UpgradedModel) and isinstance(trained, EOW):
         trained.stream.manual_seed(derive("raise", seed))
@@ -169,6 +170,16 @@ def trained_on(x: Tensor, y: Tensor) -> AbstractContextManager[None]:
     if len(y) == 1:
         remedy = "drop a last batch of one, DataLoader(..., drop_last=True)"
     return as_sentence(lambda why: f"be trained on a batch of shape {tuple(x.shape)} ({why}): {remedy}")
+
+
+def refuse_sparse(module: nn.Module) -> None:
+    for path, each in module.named_modules():
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse and each.weight.requires_grad:
+            name = path.removeprefix("model.")
+            raise EowError(
+                f"{name} gives sparse gradients, which the optimizers of eow.fit cannot take: set sparse=False, "
+                f"model.get_submodule({name!r}).sparse = False"
+            )
 
 
 def alike(model: SplitModel, held: tuple[int, ...], data: tuple[int, ...]) -> bool:

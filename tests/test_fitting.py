@@ -1174,3 +1174,35 @@ def test_a_head_that_undoes_a_temperature_is_refused() -> None:
     plain = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     nn.utils.parametrizations.weight_norm(plain.head)
     fit(plain, (x, y), epochs=1, holdout=(x[:60], y[:60]))
+def test_inputs_and_labels_without_values_are_refused() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs())
+    model = upgrade(nn.Linear(4, 3))
+    calls = [
+        lambda: predict(model, x.to("meta")), lambda: fit(model, (x.to("meta"), y)),
+        lambda: OpenWorldLoss(model)(x.to("meta"), y), lambda: OpenWorldLoss(model)(x, y, unknown=x.to("meta")),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(EowError, match="the inputs lie on the device meta"):
+            call()
+    with pytest.raises(EowError, match="the labels lie on the device meta"):
+        fit(model, (x, y.to("meta")))
+
+
+def test_inputs_of_another_width_are_told_of_as_a_batch() -> None:
+    x, y = (torch.from_numpy(each) for each in blobs())
+    for call in (lambda: fit(upgrade(nn.Linear(4, 3), "input"), (x[:, :3], y)),
+                 lambda: OpenWorldLoss(upgrade(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))))(x[:, :3], y)):  # fmt: skip
+        with pytest.raises(EowError, match=r"model cannot take inputs of shape .*: pass a batch as it wants it"):
+            call()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_sparse_gradients_are_told_how_to_go(optimizer: str) -> None:
+    x, y = texts()
+    model = upgrade(nn.Sequential(nn.EmbeddingBag(9, 8, sparse=True), nn.Linear(8, 3)), example=x)
+    with pytest.raises(EowError, match=r"encoder\.0 gives sparse gradients.*sparse=False, (model\S+ = False)$") as told:
+        fit(model, (x, y), epochs=1, optimizer=optimizer)
+    exec(str(told.value).rpartition(", ")[2])
+    fit(model, (x, y), epochs=1, optimizer=optimizer)
+    frozen = nn.Sequential(nn.EmbeddingBag(9, 8, sparse=True).requires_grad_(False), nn.Linear(8, 3))
+    fit(upgrade(frozen, example=x), (x, y), epochs=1, optimizer=optimizer)

@@ -2003,3 +2003,35 @@ def test_what_is_drawn_once_is_not_drawn_in_both_parts(change: Callable[[], nn.M
     if apart:
         with pytest.raises(EowError, match="'body' is no place where one tensor carries everything"):
             upgrade(model, "body", example=x)
+
+
+class Assigns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        h[h < 0] = 0
+        return self.head(h)
+
+
+def test_item_assignment_is_named_or_kept_in_its_module() -> None:
+    with pytest.raises(EowError, match=r"Assigns\.forward assigns to items of a tensor.*masked_fill"):
+        upgrade(Assigns())
+    model, x = nn.Sequential(Assigns(), nn.ReLU(), nn.Linear(3, 2)), torch.randn(5, 6)
+    assert torch.equal(upgrade(model)(x)[:, :-1], model(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_quantized_head_is_told_that_it_cannot_be_trained() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    for given in (quantized, (nn.Identity(), quantized)):
+        with pytest.raises(EowError, match=r"is a quantized layer, and these cannot be trained"):
+            upgrade(given, example=torch.randn(5, 6))
+
+
+def test_an_example_without_values_is_refused() -> None:
+    with pytest.raises(EowError, match="the example lies on the device meta"):
+        upgrade(nn.Linear(6, 3), example=torch.randn(5, 6, device="meta"))

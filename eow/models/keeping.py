@@ -74,6 +74,12 @@ class Value(fx.Proxy):
     def __getattr__(self, name: str) -> "Attribute":
         return Attribute(self, name)
 
+    def __setitem__(self, place: Any, value: Any) -> None:
+        raise Lost(
+            "assigns to items of a tensor, as in h[mask] = 0, which torch.fx cannot trace (torch.where or masked_fill "
+            "may do instead)"
+        )
+
 
 class Attribute(Value, fx.proxy.Attribute):
     """`h.T` or `h.mul`: a node only when it is used as a tensor, with gradients if it was read with them."""

@@ -33,6 +33,8 @@ def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Tensor
             raise EowError(
                 f"the example is {described(example)}: pass a batch of inputs, a tensor whose rows are samples"
             )
+        if x.is_meta:
+            raise EowError("the example lies on the device meta, where it has no values: pass a batch that has some")
         x = x.detach()[torch.arange(LARGE) % len(x)]  # of a whole data set no more is moved
         if x.is_floating_point():
             if x.numel() and ((x == x.flatten()[0]).all() or not x.isfinite().all()):

@@ -114,9 +114,15 @@ class SplitModel(nn.Module):
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # whatever somebody else's forward raises
+                shape, why = tuple(in_shape), str(error) or type(error).__name__
+                if self._shown is not None:  # somebody passed a batch, and no shape
+                    raise EowError(
+                        f"the model cannot take inputs of shape {shape} each ({why}): pass a batch as it wants it, "
+                        "x[None] for a single one"
+                    ) from error
                 raise EowError(
-                    f"the encoder cannot take an input of shape {tuple(in_shape)}: give that of one input, without the "
-                    f"batch ({str(error) or type(error).__name__})"
+                    f"the encoder cannot take an input of shape {shape}: give that of one input, without the batch "
+                    f"({why})"
                 ) from error
         if not isinstance(latent, Tensor):
             raise EowError(f"the encoder returns a {type(latent).__name__}: cut the model where a single tensor passes")

@@ -24,7 +24,7 @@ from eow.models.probing import SMALL, at_rest, described, evaluated, probe
 from eow.models.refusing import PAIR, asking_for_tensors, refuse_closures
 from eow.models.split import SplitModel, unwrapped
 from eow.models.tracing import ROOT, Traced, trace
-from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, widened
+from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, refuse_quantized, widened
 from eow.plain import first_line
 
 ONE_AT_A_TIME = threading.RLock()  # reading a model patches torch, and the random generators are the process's
@@ -224,6 +224,8 @@ def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, examp
         parts = parts.recut(cut)
     linears = [(path, module) for path, module in parts.tail.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
+        for path, module in parts.tail.named_modules():
+            refuse_quantized(path or "the tail", module)
         raise EowError("the tail has no nn.Linear to serve as head: let it end in the model's last linear layer")
     x = probe(parts, parts.modules(), example)
     path, old_head = last_to_speak(parts, linears, x)

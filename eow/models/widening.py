@@ -133,6 +133,14 @@ def keeps_logits(node: fx.Node) -> bool:
     return squeezes or (node.op == "call_method" and node.target in ("contiguous", "float"))
 
 
+def refuse_quantized(path: str, module: nn.Module | None) -> None:
+    if ".quantized" in type(module).__module__:
+        raise EowError(
+            f"{path} is a quantized layer, and these cannot be trained: upgrade the model as it was before it was "
+            "quantized, and quantize what comes out"
+        )
+
+
 def find_head(traced: Traced, model: str) -> fx.Node:
     """The linear layer that makes the logits, or an error that says what stands in its place."""
     node = list(traced.graph.nodes)[-1].args[0]
@@ -159,6 +167,7 @@ def find_head(traced: Traced, model: str) -> fx.Node:
         raise EowError(
             f"the model's last linear layer lies in {where}, which torch.fx cannot trace: simplify it, {PAIR}"
         )
+    refuse_quantized(str(node.target), module)
     if not any(isinstance(part, nn.Linear) for part in traced.parts.values()):
         convolution = any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in traced.parts.values())
         instead = ": replace its convolution head by a pool, nn.Flatten and an nn.Linear" if convolution else (
