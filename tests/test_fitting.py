@@ -1190,8 +1190,8 @@ def test_inputs_and_labels_without_values_are_refused() -> None:
 
 def test_inputs_of_another_width_are_told_of_as_a_batch() -> None:
     x, y = (torch.from_numpy(each) for each in blobs())
-    for call in (lambda: fit(upgrade(nn.Linear(4, 3), "input"), (x[:, :3], y)),
-                 lambda: OpenWorldLoss(upgrade(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))))(x[:, :3], y)):  # fmt: skip
+    deeper = upgrade(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)))
+    for call in (lambda: fit(upgrade(nn.Linear(4, 3)), (x[:, :3], y)), lambda: OpenWorldLoss(deeper)(x[:, :3], y)):
         with pytest.raises(EowError, match=r"model cannot take inputs of shape .*: pass a batch as it wants it"):
             call()
 

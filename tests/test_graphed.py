@@ -266,7 +266,8 @@ def test_a_norm_over_other_axes_than_the_layers_outputs_is_not_folded_into_it() 
 @pytest.mark.parametrize(("linear", "axes"), [(nn.Linear(6, 6), 4), (nn.Linear(6, 6), 3), (nn.Conv2d(4, 4, 1), 4)])
 def test_a_linear_layer_is_written_out_for_rows_alone(linear: nn.Module, axes: int) -> None:
     tail = nn.Sequential(linear, nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)).eval()
-    z = torch.randn(5, 4, 6, 6, generator=stream())[..., 0] if axes == 3 else torch.randn(5, 4, 6, 6, generator=stream())
+    z = torch.randn(5, 4, 6, 6, generator=stream())
+    z = z[..., 0] if axes == 3 else z
     tail(z)
     frozen = freeze(tail)
     assert frozen is not None

@@ -1984,7 +1984,12 @@ class Noisy(nn.Module):
 
 @pytest.mark.parametrize(
     ("change", "apart"),
-    [(lambda: nn.Dropout(0.5), True), (lambda: nn.BatchNorm1d(8), True), (Noisy, True), (lambda: nn.LayerNorm(8), False)],
+    [
+        (lambda: nn.Dropout(0.5), True),
+        (lambda: nn.BatchNorm1d(8), True),
+        (Noisy, True),
+        (lambda: nn.LayerNorm(8), False),
+    ],
 )
 def test_what_is_drawn_once_is_not_drawn_in_both_parts(change: Callable[[], nn.Module], apart: bool) -> None:
     """Nor do statistics move twice. What is the same each time either part computes for itself."""

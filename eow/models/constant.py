@@ -12,7 +12,7 @@ from eow.models.keeping import content, forked, generators
 
 
 def constants(nodes: list[fx.Node], moving: set[fx.Node]) -> set[fx.Node]:
-    """All that is made of parameters, buffers and constants alone, but for what is `moving` and what is made of that."""
+    """All that is made of parameters, buffers and constants alone, but for what is `moving` and made of that."""
     fixed: set[fx.Node] = set()
     for node in nodes:
         if node.op not in ("placeholder", "output") and node not in moving and fixed.issuperset(node.all_input_nodes):

@@ -115,6 +115,7 @@ def asking_for_tensors(model: nn.Module) -> set[str]:
     found = set()
     for path, module in model.named_modules():
         code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-        if path and not taken_whole(module, path) and any(name.endswith("Tensor") for name in getattr(code, "co_names", ())):
+        speaks = any(name.endswith("Tensor") for name in getattr(code, "co_names", ()))
+        if path and speaks and not taken_whole(module, path):
             found.add(path)
     return found

@@ -147,7 +147,8 @@ def upgraded_whole(
             return upgraded_whole(whole, cut, classes, example, unknown, original, closed | asking)
         raise EowError(
             f"in training, cut in two, the model {why}: its forward must not decide by what its input is, as "
-            f"isinstance(x, Tensor) does, nor by what changes from call to call; put that into a module of its own, {PAIR}"
+            f"isinstance(x, Tensor) does, nor by what changes from call to call: put that into a module of its own, "
+            f"{PAIR}"
         )
     refuse_without_gradient(result, x)
     return result
