@@ -1174,6 +1174,8 @@ def test_a_head_that_undoes_a_temperature_is_refused() -> None:
     plain = upgrade(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     nn.utils.parametrizations.weight_norm(plain.head)
     fit(plain, (x, y), epochs=1, holdout=(x[:60], y[:60]))
+
+
 def test_inputs_and_labels_without_values_are_refused() -> None:
     x, y = (torch.from_numpy(each) for each in blobs())
     model = upgrade(nn.Linear(4, 3))
