@@ -40,7 +40,7 @@ def test_numbers_of_arrays_are_numbers_wherever_they_stand(sizes: Any) -> None:
     assert convert(plain(sizes), tuple[int, ...], "hidden_layer_sizes") == (8, 4)
     assert {type(size) for size in plain(sizes)} == {int}
     assert plain((1, [np.float32(0.5)], "auto", None)) == (1, [0.5], "auto", None)
-    with pytest.raises(EowError, match="hidden_layer_sizes is 0.5: give a whole number"):
+    with pytest.raises(EowError, match=r"hidden_layer_sizes is 0\.5: give a whole number"):
         convert(plain((np.float64(0.5),)), tuple[int, ...], "hidden_layer_sizes")
 
 

@@ -395,6 +395,8 @@ def test_early_stopping_keeps_the_best_epoch_on_rows_it_did_not_train_on() -> No
     assert len(scores) - 1 - scores.argmax() == 4
     _, held_out = validation_split(labels, 0.25, np.random.RandomState(0).randint(2**31 - 1))
     assert len(held_out) == 50
+    assert -log_loss(labels[held_out], classifier.predict_proba(noise[held_out])) >= scores.max()  # by a temperature
+    classifier.model_ = classifier.network_.double()
     kept = -log_loss(labels[held_out], classifier.predict_proba(noise[held_out]))
     assert kept == pytest.approx(scores.max(), rel=1e-5)
 

@@ -186,7 +186,7 @@ def test_a_rate_next_to_0_or_1_has_a_bias_too(rate: float, spread: float) -> Non
     assert np.mean(odds / (1 + odds)) == pytest.approx(rate, rel=1e-6)
     if not spread:
         assert bias == pytest.approx(np.log(rate) - np.log(1 - rate) + known[0], rel=1e-9)
-    kept, bias = fit_temperature_and_bias(z + [0, 0, 60], labels, None, 0.25)  # unknown without a doubt
+    kept, bias = fit_temperature_and_bias(np.add(z, [0, 0, 60]), labels, None, 0.25)  # unknown without a doubt
     odds = np.exp((z[:, -1] + 60) / kept + bias - logsumexp(z[:, :-1] / kept, axis=1))
     before = np.exp(z[:, -1] + 60 - logsumexp(z[:, :-1], axis=1))
     assert np.mean(1 / (1 + odds)) == pytest.approx(np.mean(1 / (1 + before)), rel=1e-6)
