@@ -20,7 +20,7 @@ CIFAR = "records/2026-11-16_settled"
 REST = "records/2026-11-16_methods-30"
 SEEDS = "records/2026-11-16_methods-seeds"
 SPEED = "records/2026-11-15_speed-h200"
-TABULAR = "records/2026-11-16_tabular"
+TABULAR = "records/2026-11-18_tabular"
 OF_THREE = ("eow", "feature_negatives", "noise_negatives", "vos", "trust_score")  # with as many seeds
 
 # Every text is formatted with `root`, the way from its page to the repository.

@@ -95,7 +95,11 @@ KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or
 
 
 def plain(value: Any) -> Any:
-    """Python's numbers and lists for numpy's and torch's, which come out of arrays and grids."""
+    """Python's numbers and lists for numpy's and torch's, which come out of arrays and grids, in a tuple or list too:
+    `tuple(sizes)` of an array is a tuple of numpy's numbers."""
+    if isinstance(value, list | tuple):
+        parts = [plain(part) for part in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
     return value.tolist() if hasattr(value, "tolist") else value
 
 

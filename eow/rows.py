@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from sklearn.preprocessing import StandardScaler
 
+from eow.data.dataset import Dataset
 from eow.errors import EowError
 from eow.methods.eow import MOST_FENCED
 from eow.methods.fence import INSIDE, Fence
@@ -50,6 +51,13 @@ def standardised(scaler: StandardScaler, X: np.ndarray) -> np.ndarray:
     would else decide alone which class it is when it does."""
     with np.errstate(over="ignore"):
         return np.clip((X - scaler.mean_) / scaler.scale_, -OUTERMOST, OUTERMOST)
+
+
+def table_of(scaler: StandardScaler, X: np.ndarray, labels: np.ndarray, classes: int) -> Dataset:
+    """The rows as a network is trained on them."""
+    near = standardised(scaler, X).astype(np.float32)
+    np.clip(near, -FARTHEST, FARTHEST, out=near)
+    return Dataset("X", "train", near, labels.astype(np.int64), tuple(map(str, range(classes))))
 
 
 def in_parts(rows: np.ndarray) -> list[np.ndarray]:

@@ -1,6 +1,7 @@
 """How `EOWClassifier` trains its network on standardised rows: by the loop of training.py, stopped early or not."""
 
 import copy
+import os
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -30,6 +31,16 @@ CHAINS: dict[str, Any] = {"start": "noise:0.5,mixed:0.5", "start_width": 3.0, "s
 AS_IT_IS = Transform((0.0,), (1.0,))  # the columns are standardised before, in double precision
 
 FITTING = threading.Lock()  # torch's global generator and its number of threads are one for all threads
+
+
+def nobody_fits() -> None:
+    """In a forked process: the thread that held the lock was left behind and cannot open it any more."""
+    global FITTING
+    FITTING = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=nobody_fits)
 
 
 def trained(

@@ -1,5 +1,6 @@
 """What a caller may have switched in torch before it calls: gradients, and the type of new tensors."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ def needs_gradients(function: str) -> None:
 
 
 LOCK = threading.Lock()
-INSIDE: list[torch.dtype] = []  # the caller's default, once for everyone who is inside: it is one for all threads
+# Who is inside, and the caller's default, once for everyone: it is one for all threads.
+INSIDE: list[tuple[int, torch.dtype]] = []
 
 
 @contextmanager
@@ -26,12 +28,29 @@ def float32_default() -> Iterator[None]:
     """New tensors are float32 inside, whatever torch.set_default_dtype has said: runs are of that type. The last to
     leave brings the caller's back."""
     with LOCK:
-        INSIDE.append(INSIDE[0] if INSIDE else torch.get_default_dtype())
+        entry = threading.get_ident(), INSIDE[0][1] if INSIDE else torch.get_default_dtype()
+        INSIDE.append(entry)
         torch.set_default_dtype(torch.float32)
     try:
         yield
     finally:
         with LOCK:
-            before = INSIDE.pop()
+            INSIDE.remove(entry)
             if not INSIDE:
-                torch.set_default_dtype(before)
+                torch.set_default_dtype(entry[1])
+
+
+def alone_after_fork() -> None:
+    """A forked process has the thread that forked and no other: nobody would ever open a lock that another one held,
+    nor leave what it was inside of."""
+    global LOCK
+    LOCK = threading.Lock()
+    gone = [entry for entry in INSIDE if entry[0] != threading.get_ident()]
+    for entry in gone:
+        INSIDE.remove(entry)
+    if gone and not INSIDE:
+        torch.set_default_dtype(gone[0][1])
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=alone_after_fork)

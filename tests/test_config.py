@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from eow.config import TrainConfig, build, from_assignments, from_table, from_toml, resolve, to_table
+from eow.config import TrainConfig, build, convert, from_assignments, from_table, from_toml, plain, resolve, to_table
 from eow.errors import EowError
 from eow.methods import METHODS
 from eow.recipes import RECIPES
@@ -28,6 +31,17 @@ def test_values_are_read_as_toml_or_plain_text() -> None:
     assert config.method.start == "noise:0.5,mixed:0.5"
     assert config.seed == 3
     assert config.data.resident is False
+
+
+@pytest.mark.parametrize(
+    "sizes", [np.array([8, 4]), tuple(np.array([8, 4])), [np.int64(8), 4], (torch.tensor(8), np.uint8(4)), (8, 4)]
+)
+def test_numbers_of_arrays_are_numbers_wherever_they_stand(sizes: Any) -> None:
+    assert convert(plain(sizes), tuple[int, ...], "hidden_layer_sizes") == (8, 4)
+    assert {type(size) for size in plain(sizes)} == {int}
+    assert plain((1, [np.float32(0.5)], "auto", None)) == (1, [0.5], "auto", None)
+    with pytest.raises(EowError, match=r"hidden_layer_sizes is 0\.5: give a whole number"):
+        convert(plain((np.float64(0.5),)), tuple[int, ...], "hidden_layer_sizes")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -1,6 +1,8 @@
 """EOWClassifier: scikit-learn's own checks, its probabilities by hand, and what it refuses."""
 
+import multiprocessing
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,11 +21,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from eow import switches
 from eow.errors import EowError
 from eow.estimator import EOWClassifier
 from eow.metrics import auroc
 from eow.rows import rows_to_fence, standardised
-from eow.rowtraining import validation_split
+from eow.rowtraining import training_alone, validation_split
 
 X, Y = blobs()
 NAMES = np.array(["ant", "bee", "cat"])[Y]
@@ -140,6 +143,39 @@ def test_two_threads_fit_as_one_does() -> None:
     with ThreadPoolExecutor(2) as pool:
         together = list(pool.map(lambda seed: small(random_state=seed).fit(X, Y).predict_proba(X), range(4)))
     np.testing.assert_array_equal(alone, together)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python warns of every fork beside threads
+def test_a_process_forked_while_another_thread_fits_can_fit() -> None:
+    """The thread that holds the lock, and is inside of another default type, is not in the child."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def fit() -> None:
+        with training_alone(), switches.LOCK:
+            inside.set()
+            leave.wait()
+
+    def child() -> None:
+        assert torch.get_default_dtype() == torch.float64
+        small(max_iter=1).fit(X, Y)
+        assert torch.get_default_dtype() == torch.float64
+
+    torch.set_default_dtype(torch.float64)
+    other = threading.Thread(target=fit)
+    try:
+        other.start()
+        inside.wait()
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(60)
+        process.kill()
+        process.join()
+        assert process.exitcode == 0
+    finally:
+        leave.set()
+        other.join()
+        torch.set_default_dtype(torch.float32)
 
 
 def test_units_and_offsets_of_the_columns_do_not_matter() -> None:
@@ -359,6 +395,8 @@ def test_early_stopping_keeps_the_best_epoch_on_rows_it_did_not_train_on() -> No
     assert len(scores) - 1 - scores.argmax() == 4
     _, held_out = validation_split(labels, 0.25, np.random.RandomState(0).randint(2**31 - 1))
     assert len(held_out) == 50
+    assert -log_loss(labels[held_out], classifier.predict_proba(noise[held_out])) >= scores.max()  # by a temperature
+    classifier.model_ = classifier.network_.double()
     kept = -log_loss(labels[held_out], classifier.predict_proba(noise[held_out]))
     assert kept == pytest.approx(scores.max(), rel=1e-5)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from problems import blobs, small_model
 from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax, softmax
+from scipy.special import log_softmax, logsumexp, softmax
 
 from eow import predictions, runs, storage
 from eow.config import resolve
@@ -170,6 +170,26 @@ def test_temperature_and_bias_of_k_plus_1_logits(rate: float | None) -> None:
     lower = shifted.copy()
     lower[:, -1] -= 1
     assert nll(lower, y) < nll(shifted, y)
+
+
+@pytest.mark.parametrize("rate", [1 - 2**-53, 1 - 1e-12, 1e-30])
+@pytest.mark.parametrize("spread", [0.0, 1e-6, 5.0])
+def test_a_rate_next_to_0_or_1_has_a_bias_too(rate: float, spread: float) -> None:
+    """Next to 1 there are digits for the share of the known alone. Without a spread the bias can be written down."""
+    random = np.random.default_rng(0)
+    z = np.column_stack([np.tile([1.0, -1.0], (50, 1)), spread * random.normal(size=50)])
+    labels = np.arange(50) % 3 // 2
+    temperature, bias = fit_temperature_and_bias(z, labels, rate, 0.25)
+    known = logsumexp(z[:, :-1] / temperature, axis=1)
+    odds = np.exp(z[:, -1] / temperature + bias - known)
+    assert np.mean(1 / (1 + odds)) == pytest.approx(1 - rate, rel=1e-6)
+    assert np.mean(odds / (1 + odds)) == pytest.approx(rate, rel=1e-6)
+    if not spread:
+        assert bias == pytest.approx(np.log(rate) - np.log(1 - rate) + known[0], rel=1e-9)
+    kept, bias = fit_temperature_and_bias(np.add(z, [0, 0, 60]), labels, None, 0.25)  # unknown without a doubt
+    odds = np.exp((z[:, -1] + 60) / kept + bias - logsumexp(z[:, :-1] / kept, axis=1))
+    before = np.exp(z[:, -1] + 60 - logsumexp(z[:, :-1], axis=1))
+    assert np.mean(1 / (1 + odds)) == pytest.approx(np.mean(1 / (1 + before)), rel=1e-6)
 
 
 def test_the_bias_undoes_a_known_shift() -> None:

@@ -124,15 +124,20 @@ def fit_temperature_and_bias(
     if unknown_rate is not None and not 0 < unknown_rate < 1:
         raise EowError(f"an unknown rate of {unknown_rate} has no finite bias: give a number between 0 and 1")
     temperature = fit_temperature(z[:, :-1], y, width)
+    # Of unknown and known the rarer share is the one to fit: what is next to 1 has no digits left.
+    before, log_odds = unknown_log_odds(z), unknown_log_odds(z / temperature)
+    often = (expit(before).mean() if unknown_rate is None else unknown_rate) > 0.5
+    sign = -1 if often else 1
     if unknown_rate is None:
-        unknown_rate = float(np.clip(expit(unknown_log_odds(z)).mean(), 1e-300, 1 - 1e-12))
-    log_odds = unknown_log_odds(z / temperature)
+        share = max(float(expit(sign * before).mean()), 1e-300)
+    else:
+        share = 1 - unknown_rate if often else unknown_rate
 
     def excess(bias: float) -> float:
-        return float(logsumexp(log_expit(log_odds + bias)) - np.log(len(z)) - np.log(unknown_rate))
+        return float(logsumexp(log_expit(sign * (log_odds + bias))) - np.log(len(z)) - np.log(share))
 
     # With these biases no sample, or every sample, is above the rate; the margin is for rounding.
-    low, high = logit(unknown_rate) - log_odds.max() - 1e-6, logit(unknown_rate) - log_odds.min() + 1e-6
+    low, high = sign * logit(share) - log_odds.max() - 1e-6, sign * logit(share) - log_odds.min() + 1e-6
     return temperature, float(brentq(excess, low, high, xtol=1e-12))
 
 
