@@ -29,6 +29,7 @@ from scipy.special import expit
 from sklearn.preprocessing import StandardScaler
 
 from eow.data.dataset import Dataset
+from eow.methods.onset import scale_head
 from eow.methods.temperature import fit_temperature_and_bias, unknown_log_odds
 from eow.models import SplitModel
 from eow.openworld import prior_shift
@@ -84,7 +85,5 @@ def fit_head(model: SplitModel, asked: SplitModel, fresh: Dataset, rate: float, 
     z[:, -1] += shift
     too_many = expit(unknown_log_odds(z)).mean() > rate
     temperature, bias = fit_temperature_and_bias(z, fresh.labels, rate if too_many else None, WIDTH)
-    with torch.no_grad():
-        for parameter in model.head.parameters():
-            parameter.div_(temperature)
-        model.head.bias[-1] += bias + shift / temperature - shift  # predictions add the shift after the division
+    # Predictions add the shift after the division.
+    scale_head(model.head, 1 / temperature, bias + shift / temperature - shift)

@@ -4,6 +4,7 @@ EOW draws its negatives at the cut: chains run through the tail only, so where t
 and which layers the energy term trains.
 """
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,6 +163,19 @@ LOCK = threading.Lock()
 FROZEN: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()  # how many blocks hold it; its own mode
 
 
+def thawed_after_fork() -> None:
+    """A forked process has the thread that forked and no other: what the others held, nobody would ever let go."""
+    global LOCK
+    LOCK = threading.Lock()
+    for module, (_, own) in list(FROZEN.items()):
+        module.training = own
+    FROZEN.clear()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=thawed_after_fork)
+
+
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block: no running statistic moves, no dropout falls.
@@ -180,7 +194,7 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         with LOCK:
             for each in inside:
-                blocks, own = FROZEN.pop(each)
+                blocks, own = FROZEN.pop(each, (1, each.training))  # none after a fork inside the block
                 if blocks > 1:
                     FROZEN[each] = blocks - 1, own
                 else:
