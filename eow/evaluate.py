@@ -88,8 +88,8 @@ def kind_of(outliers: Predictions) -> str:
 
 
 def intervals(known: Predictions, others: dict[str, Predictions], rounds: int = 1000) -> dict[str, dict[str, Any]]:
-    """Basic bootstrap intervals (95 %) over the draw of the test samples: {"test": {"ece": (low, high), ...}, set:
-    {"auroc_confidence": (low, high), ...}}."""
+    """Intervals (95 %; Wilson's of the accuracy, else of the basic bootstrap) over the draw of the test samples:
+    {"test": {"ece": (low, high), ...}, set: {"auroc_confidence": (low, high), ...}}."""
 
     def interval(metric: str, *arrays: Any) -> tuple[float, float]:
         return metrics.bootstrap_interval(metric, *arrays, rounds=rounds)[1:]

@@ -44,22 +44,28 @@ def replicates(
     A run is the tuple of arrays that the metric takes. All runs hold the same samples in the same order and are
     resampled alike, with replacement and to their own size.
     """
-    whole_number(rounds, "rounds", "1000 is usual")
+    check_call(metric, runs, rounds)
     if callable(metric):
         return of_callable(metric, runs, rounds, seed)
+    if metric == "auroc":
+        return of_ranks(runs, rounds, seed)
+    return of_sums(metric, runs, rounds, seed)
+
+
+def check_call(metric: str | Callable[..., float], runs: Sequence[tuple[Any, ...]], rounds: int) -> None:
+    whole_number(rounds, "rounds", "1000 is usual")
+    if callable(metric):
+        return
     if metric not in METRICS:
         raise EowError(f"there is no metric {metric!r} to resample: give a function, or one of {', '.join(METRICS)}.")
     names = METRICS[metric].arrays
     for run in runs:
         if len(run) != len(names):
             raise EowError(f"{metric} is computed from {' and '.join(names)}: {len(run)} arrays were given.")
-    if metric == "auroc":
-        return of_ranks(runs, rounds, seed)
-    return of_sums(metric, runs, rounds, seed)
 
 
 def of_sums(metric: str, runs: Sequence[tuple[Any, ...]], rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    summands = [bin_gaps(*run) if metric == "ece" else per_sample(metric, *run) for run in runs]
+    summands = [bin_gaps(*run) if metric == "ece" else per_sample(metric, *run)[:, None] for run in runs]
     count = same_samples(summands)
     columns = np.concatenate(summands, axis=1)
 
@@ -79,7 +85,7 @@ def per_sample(metric: str, values: Any) -> np.ndarray:
     finite(column, METRICS[metric].arrays[0])
     if column.min() < METRICS[metric].low:
         raise EowError("losses has negative values: give -log of the true class's probability of each sample.")
-    return column[:, None]
+    return column
 
 
 def bin_gaps(confidence: Any, correct: Any) -> np.ndarray:
