@@ -79,8 +79,10 @@ def paired_difference(
 
     In every round both methods and all seeds see the same draw of the samples. With several seeds their spread is
     added: a draw of Student's t with S-1 degrees of freedom times the standard error of `per_seed`. (Where the noise is
-    the seeds', a 95 % interval from resampling three of them covers 75 %; this one covers 95 %.) With one seed,
-    interval and p-value speak of these two trained networks on new samples, not of training them again.
+    the seeds', a 95 % interval from resampling three of them covers 75 %; this one covers 95 %.) Noise of each sample
+    and seed alone is counted by both parts, so the answer is then conservative: of three seeds of equally good methods
+    p < 0.05 in less than 1 % of draws, with 20, 200 and 2000 samples. With one seed, interval and p-value speak of
+    these two trained networks on new samples, not of training them again.
 
     The interval is basic. The p-value is two-sided, of the hypothesis that the true difference is 0: how often a
     resampled difference is as far from the difference found as that is from 0, (1 + times) / (1 + rounds). For means
