@@ -52,6 +52,9 @@ def test_the_fast_way_is_the_plain_way(name: str, twin: Callable[..., float]) ->
     assert resampled.shape == (50, 3)
     np.testing.assert_allclose(values, plain_values, rtol=1e-10)
     np.testing.assert_allclose(resampled, plain, rtol=1e-10)
+    alone = replicates(name, arrays[:1], 50, seed=3)  # which need not be summed as several are
+    np.testing.assert_allclose(alone[1], plain[:, :1], rtol=1e-10)
+    assert alone[0] == pytest.approx(plain_values[:1])
 
 
 def test_resampled_auroc_is_auroc_of_the_resampled() -> None:
