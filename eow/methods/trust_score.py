@@ -189,7 +189,7 @@ class Comparison:
     """The same for many dimensions, by comparing with all of them where they are.
 
     With the features' mean m, |z - f|² = |f - m|² - 2 (z - m)·f and what is the same for every f: one matrix product,
-    but it loses a small distance to rounding. So, in float64, it only chooses CANDIDATES of every block of features, and
+    but it loses a small distance to rounding. So, in float64, it only chooses CANDIDATES of each block of features, and
     their distances are taken by differences.
     """
 

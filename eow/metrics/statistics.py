@@ -53,8 +53,8 @@ def bootstrap_interval(
     if metric == "accuracy":
         check_call(metric, [arrays], rounds)
         right = per_sample(metric, *arrays)
-        low, high = wilson(right.mean(), np.float64(len(right)), level)
-        return Interval(float(right.mean()), float(low), float(high))
+        share, count = right.mean(keepdims=True), np.array([len(right)])
+        return Interval(*(float(each[0]) for each in (share, *wilson(share, count, level))))
     value, resampled = replicates(metric, [arrays], rounds, seed)
     low, high = basic(float(value[0]), resampled[:, 0], level)
     if isinstance(metric, str):
