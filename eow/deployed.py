@@ -31,6 +31,7 @@ OUTPUTS = {
     "probs": "tensor(float)",
 }
 BATCH = 256  # samples that are predicted at a time
+STACK = 32  # of several files together: most of what a batch saves, in little memory where images are large
 FAINTEST = 1e-30  # below, float32 has lost digits of what the K classes share
 WITH_ONNX = "install what it needs with `pip install 'eow[onnx]'`"
 
@@ -224,6 +225,8 @@ def from_bytes(data: bytes, path: Path) -> Deployed:
         raise EowError(f"{path} needs {error.name}, which is not installed: {WITH_ONNX}") from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what is wrong is said in our error, not on the terminal
+    # Its threads would else spin while they wait, and take the core that reads the next files.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_of(onnx.load_from_string(data))):
             raise ValueError("its weights lie in other files")
@@ -264,13 +267,48 @@ def predict_files(
     """One row a sample, as for a run: file, index in it, label, class name, confidence, unknown. Where the model
     abstains, label is -1 and class None."""
     rows = []
-    for file in files:
-        said = model.predict(read_inputs(Path(file), model.card.shape, model.card.dtype), unknown_rate, threshold)
-        columns = zip(said.label.tolist(), said.confidence.tolist(), said.unknown.tolist())
-        for index, (label, confidence, unknown) in enumerate(columns):
-            rows.append({
-                "file": str(file), "index": index, "of": len(said.label), "label": label,
-                "class": model.card.classes[label] if label >= 0 else None,
-                "confidence": confidence, "unknown": unknown,
-            })  # fmt: skip
+    for stack in stacks(model, files):
+        answers = answers_by_file(model, [inputs for _, inputs in stack], unknown_rate, threshold)
+        for (file, _), said in zip(stack, answers):
+            columns = zip(said.label.tolist(), said.confidence.tolist(), said.unknown.tolist())
+            for index, (label, confidence, unknown) in enumerate(columns):
+                rows.append({
+                    "file": str(file), "index": index, "of": len(said.label), "label": label,
+                    "class": model.card.classes[label] if label >= 0 else None,
+                    "confidence": confidence, "unknown": unknown,
+                })  # fmt: skip
     return rows
+
+
+def stacks(model: Deployed, files: Sequence[str | Path]) -> Iterator[list[tuple[str | Path, np.ndarray]]]:
+    """The files with their inputs, in order, as many together as STACK samples; a larger one comes alone."""
+    held: list[tuple[str | Path, np.ndarray]] = []
+    for file in files:
+        try:
+            inputs = read_inputs(Path(file), model.card.shape, model.card.dtype)
+        except EowError:
+            if held:
+                yield held  # what is wrong with these is said first
+            raise
+        if held and sum(len(each) for _, each in held) + len(inputs) > STACK:
+            yield held
+            held = []
+        held.append((file, inputs))
+    if held:
+        yield held
+
+
+def answers_by_file(
+    model: Deployed, inputs: list[np.ndarray], unknown_rate: float | None, threshold: float | None
+) -> list[Answers]:
+    """What the model says about several files' inputs: in one go, but an error is that of the first file that has
+    one, with its own number of the sample."""
+    if len(inputs) > 1:
+        try:
+            said = model.predict(np.concatenate(inputs), unknown_rate, threshold)
+        except EowError:
+            pass
+        else:
+            ends = np.cumsum([len(each) for each in inputs])[:-1]
+            return [Answers(*parts) for parts in zip(*(np.split(each, ends) for each in said))]
+    return [model.predict(each, unknown_rate, threshold) for each in inputs]

@@ -9,11 +9,17 @@ from typing import Any
 from eow import metrics
 from eow.data.catalog import CATALOG
 from eow.errors import EowError
+from eow.metrics.binning import sums_by_class, sums_by_mass, sums_by_width
+from eow.metrics.calibration import debiased_gap, largest_gap, mean_gap
+from eow.metrics.nulls import closed_form, simulated
 from eow.metrics.ood import THRESHOLDS, detection, scores
+from eow.metrics.scores import parts_of
+from eow.metrics.smooth import CELLS, smooth_gap
 from eow.predictions import Predictions, file_name, losses, read
 from eow.storage import file_hash, read_json
 
 KNOWN = "test"  # the name of the predictions on the known classes' test set
+BINS = 15  # of the calibration errors
 CERTIFY = "certify"  # those on which a threshold is certified: no figure is ever taken of them
 
 
@@ -21,20 +27,21 @@ def calibration(said: Predictions) -> dict[str, float]:
     """Accuracy, every calibration error with what a perfectly calibrated model would measure in its place (null), NLL
     of the raw K+1 and of the K-renormalised probabilities, Brier score and parts, AURC, mean confidence and unknown."""
     sure, right, probs, labels = said.confidence, said.correct, said.probs, said.labels
-    null, parts, of_known = metrics.null_ece(sure), metrics.brier_parts(sure, right), said.renormalised
+    # An error and its null are functions of the same sums, which by their names in eow.metrics each would count again.
+    sums, of_known = sums_by_width(sure, right, BINS), sums_by_width(said.renormalised, right, BINS)
+    by_mass, by_class = sums_by_mass(sure, right, BINS), sums_by_class(probs, labels, BINS)
+    cells = sums_by_width(sure, right, CELLS)
+    null, parts = closed_form(sums), parts_of(sums)
     return {
         "accuracy": metrics.accuracy(said.label, labels),
-        "ece": metrics.ece(sure, right), "null_ece": null.mean, "null_ece_std": null.std,
-        "ece_renormalised": metrics.ece(of_known, right), "null_ece_renormalised": metrics.null_ece(of_known).mean,
+        "ece": float(mean_gap(sums)), "null_ece": null.mean, "null_ece_std": null.std,
+        "ece_renormalised": float(mean_gap(of_known)), "null_ece_renormalised": closed_form(of_known).mean,
         "ece_paper_compat": metrics.ece(sure, right, paper_compat=True),
-        "ece_equal_mass": metrics.ece_equal_mass(sure, right),
-        "null_ece_equal_mass": metrics.null_ece_equal_mass(sure).mean,
-        "ece_classwise": metrics.ece_classwise(probs, labels),
-        "null_ece_classwise": metrics.null_ece_classwise(probs).mean,
-        "smooth_ece": metrics.smooth_ece(sure, right), "null_smooth_ece": metrics.null_smooth_ece(sure).mean,
-        "mce": metrics.mce(sure, right), "null_mce": metrics.null_mce(sure).mean,
-        "ece_l2_debiased": metrics.ece_l2_debiased(sure, right),
-        "null_ece_l2_debiased": metrics.null_ece_l2_debiased(sure).mean,
+        "ece_equal_mass": float(mean_gap(by_mass)), "null_ece_equal_mass": closed_form(by_mass).mean,
+        "ece_classwise": float(mean_gap(by_class).mean()), "null_ece_classwise": closed_form(by_class).mean,
+        "smooth_ece": float(smooth_gap(cells)), "null_smooth_ece": simulated(smooth_gap, cells, draws=50).mean,
+        "mce": float(largest_gap(sums)), "null_mce": simulated(largest_gap, sums).mean,
+        "ece_l2_debiased": float(debiased_gap(sums)), "null_ece_l2_debiased": simulated(debiased_gap, sums).mean,
         "nll": metrics.nll(probs, labels), "nll_renormalised": float(losses(said, renormalised=True).mean()),
         "brier": metrics.brier(probs, labels), **{f"brier_{name}": part for name, part in parts._asdict().items()},
         "aurc": metrics.aurc(sure, right), "excess_aurc": metrics.excess_aurc(sure, right),
@@ -88,8 +95,8 @@ def kind_of(outliers: Predictions) -> str:
 
 
 def intervals(known: Predictions, others: dict[str, Predictions], rounds: int = 1000) -> dict[str, dict[str, Any]]:
-    """Basic bootstrap intervals (95 %) over the draw of the test samples: {"test": {"ece": (low, high), ...}, set:
-    {"auroc_confidence": (low, high), ...}}."""
+    """Intervals (95 %; Wilson's of the accuracy, else of the basic bootstrap) over the draw of the test samples:
+    {"test": {"ece": (low, high), ...}, set: {"auroc_confidence": (low, high), ...}}."""
 
     def interval(metric: str, *arrays: Any) -> tuple[float, float]:
         return metrics.bootstrap_interval(metric, *arrays, rounds=rounds)[1:]

@@ -19,7 +19,7 @@ import numpy as np
 
 from eow.errors import EowError
 from eow.mapping import let_go
-from eow.metrics.checks import extremes, labels_of, over_rows
+from eow.metrics.checks import extremes, labels_of, over_rows, over_slices
 from eow.metrics.scores import FLOOR
 from eow.openworld import LEAST_ODDS, MOST_ODDS, prior_shift, shifted_probabilities
 from eow.storage import make_folder, map_arrays, write_arrays
@@ -111,9 +111,14 @@ def losses(said: Predictions, renormalised: bool = False) -> np.ndarray:
     true = labels_of(said.probs, said.labels)
     if renormalised and said.open_world:
         return -np.log(among_known(said, true))
-    floored = np.maximum(said.probs[np.arange(len(true)), true].astype(np.float64), FLOOR)
-    total = said.probs.sum(1, dtype=np.float64) + said.probs.shape[1] * FLOOR if renormalised else 1.0
-    return np.log(total) - np.log(floored)
+
+    def of_rows(rows: slice) -> np.ndarray:
+        block = said.probs[rows]
+        floored = np.maximum(block[np.arange(len(block)), true[rows]].astype(np.float64), FLOOR)
+        total = block.sum(1, dtype=np.float64) + block.shape[1] * FLOOR if renormalised else 1.0
+        return np.log(total) - np.log(floored)
+
+    return np.concatenate(list(over_slices(of_rows, said.probs)))
 
 
 def content_key(weights: str, dataset: Any, transform: Any) -> str:

@@ -106,6 +106,64 @@ def test_many_inputs_are_answered_as_few_are(model: Path) -> None:
     np.testing.assert_allclose(whole.probs[-5:], loaded.predict(many[-5:]).probs, atol=1e-6)
 
 
+def counting(model: deployed.Deployed) -> tuple[deployed.Deployed, list[int]]:
+    """The same model, and the sizes of the batches that it was asked."""
+    sizes: list[int] = []
+
+    class Session:
+        def run(self, names: list[str], inputs: dict[str, np.ndarray]) -> Any:
+            sizes.append(len(inputs[deployed.INPUT]))
+            return model.session.run(names, inputs)
+
+    return deployed.Deployed(model.path, model.card, Session()), sizes
+
+
+def test_files_are_predicted_together_and_answered_one_by_one(model: Path, tmp_path: Path) -> None:
+    """40 images, an array that is larger than a stack, one that is not, an image: in that order."""
+    random, files = np.random.default_rng(2), []
+    for number in range(40):
+        files.append(tmp_path / f"{number}.png")
+        Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(files[-1])
+    for count in (deployed.STACK + 1, 3):
+        files.append(tmp_path / f"{count}.npy")
+        np.save(files[-1], random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8))
+    files.append(files[0])
+    loaded, sizes = counting(deployed.load(model))
+    rows = deployed.predict_files(loaded, files, unknown_rate=0.2, threshold=0.4)
+    assert sizes == [32, 8, 33, 4]
+    wanted = [row for file in files for row in deployed.predict_files(loaded, [file], unknown_rate=0.2, threshold=0.4)]
+    for row, other in zip(rows, wanted, strict=True):
+        same = ("file", "index", "of", "label", "class")
+        assert {key: row[key] for key in same} == {key: other[key] for key in same}
+        assert (row["confidence"], row["unknown"]) == pytest.approx((other["confidence"], other["unknown"]), abs=1e-6)
+    assert deployed.predict_files(loaded, []) == []
+
+
+def test_an_error_in_a_stack_is_that_of_its_file(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample's number is that in its own file, and of two errors the first file's is told."""
+    loaded = deployed.load(model)
+    for name, values in (("fine", [0, 0]), ("lost", [0, 7, 0])):
+        np.save(
+            tmp_path / f"{name}.npy", np.array(values, np.uint8)[:, None, None, None] * np.ones((1, 8, 8), np.uint8)
+        )
+    predict = deployed.Deployed.predict
+
+    def loses_sevens(self: Any, inputs: np.ndarray, *policy: Any) -> deployed.Answers:
+        if (lost := (inputs == 7).any((1, 2, 3))).any():
+            raise EowError(f"sample {int(lost.argmax())} is so surely unknown that float32 has lost its classes")
+        return predict(self, inputs, *policy)
+
+    monkeypatch.setattr(deployed.Deployed, "predict", loses_sevens)
+    fine, lost, absent = (tmp_path / name for name in ("fine.npy", "lost.npy", "absent.npy"))
+    assert len(deployed.predict_files(loaded, [fine, fine])) == 4
+    with pytest.raises(EowError, match="sample 1 is so surely unknown"):
+        deployed.predict_files(loaded, [fine, lost])
+    with pytest.raises(EowError, match="sample 1 is so surely unknown"):
+        deployed.predict_files(loaded, [fine, lost, absent])
+    with pytest.raises(EowError, match=r"there is no file .*absent\.npy"):
+        deployed.predict_files(loaded, [fine, absent, lost])
+
+
 def test_class_names_are_text_whatever_they_hold(model: Path, tmp_path: Path) -> None:
     odd = ["[red]a", "\x1b[31mb", "ü\ud800", "", "nul\x00", "'; DROP", "{f}", "\u202e", "a\nb", "unknown"]
     path = edited(model, tmp_path / "odd.onnx", with_metadata(classes=json.dumps(odd)))

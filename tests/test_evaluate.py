@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassCalibrationError
 
 from eow import metrics
 from eow.errors import EowError
-from eow.evaluate import evaluate
+from eow.evaluate import calibration, evaluate
 from eow.predictions import file_name, losses, read, write
 
 BINS = 15
@@ -100,6 +100,25 @@ def test_smooth_ece_is_its_authors(folder: Path) -> None:
     assert evaluate(folder)["test"]["smooth_ece"] == pytest.approx(
         smECE(KNOWN["confidence"].astype(float), right), abs=1e-3
     )
+
+
+@pytest.mark.parametrize("open_world", [True, False])
+def test_sums_that_are_shared_give_what_each_metric_gives_alone(tmp_path: Path, open_world: bool) -> None:
+    drawn = spoken(2, 700, open_world=open_world)
+    drawn["logits"][:50] = drawn["logits"][50:100]  # ties, for the bins of equal mass
+    write_run(tmp_path, {"test": answers(drawn["logits"], drawn["labels"])})
+    said = read(tmp_path / "predictions" / "test.safetensors")
+    found, right = calibration(said), said.correct
+    for name in ("ece", "ece_equal_mass", "smooth_ece", "mce", "ece_l2_debiased"):
+        assert found[name] == getattr(metrics, name)(said.confidence, right)
+        assert found[f"null_{name}"] == getattr(metrics, f"null_{name}")(said.confidence).mean
+    assert found["null_ece_std"] == metrics.null_ece(said.confidence).std
+    assert found["ece_classwise"] == metrics.ece_classwise(said.probs, said.labels)
+    assert found["null_ece_classwise"] == metrics.null_ece_classwise(said.probs).mean
+    assert found["ece_renormalised"] == metrics.ece(said.renormalised, right)
+    assert found["null_ece_renormalised"] == metrics.null_ece(said.renormalised).mean
+    parts = metrics.brier_parts(said.confidence, right)
+    assert {name: found[f"brier_{name}"] for name in parts._fields} == parts._asdict()
 
 
 NULLS = {

@@ -129,6 +129,15 @@ def test_equal_confidences_are_drawn_together_in_bins_of_equal_mass() -> None:
     assert null_ece_equal_mass([0.7] * 64).mean == pytest.approx(null_ece([0.7] * 64).mean, rel=0.05)
 
 
+def test_the_null_of_few_ties_in_bins_of_equal_mass_is_as_rough_as_documented() -> None:
+    """A bin has half of a pair at 1/2, whose sum of 0, 1 or 2 is off by 0 as often as not: the binomial of one sample,
+    shrunk, never is."""
+    pairs = np.repeat(0.47 + 0.01 * np.arange(7), 2)
+    slow = null_of(ece_equal_mass, pairs, draws=2000)
+    assert slow.mean == pytest.approx(0.258, abs=0.005)
+    assert null_ece_equal_mass(pairs).mean == pytest.approx(0.353, abs=0.001)
+
+
 @pytest.mark.parametrize("classes", [3, 30])
 def test_the_classwise_null_is_the_simulated_one(classes: int) -> None:
     draw = np.random.default_rng(0)

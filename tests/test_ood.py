@@ -83,6 +83,16 @@ def test_all_figures_agree_with_scikit_learn(seed: int, digits: int) -> None:
     assert found["fpr95"] == fpr_at_tpr(known, unknown, 0.95)
 
 
+@pytest.mark.parametrize("digits", [0, 1, 12])
+def test_fpr95_with_the_unknown_as_the_positive_class(digits: int) -> None:
+    """As pytorch-ood counts: scores that are higher for unknowns, and the first point of the curve at 95 %."""
+    known, unknown, _ = sample(0, digits)
+    is_unknown, outlying = np.repeat([0, 1], [len(known), len(unknown)]), -np.r_[known, unknown]
+    false, true, _ = roc_curve(is_unknown, outlying, drop_intermediate=False)
+    assert fpr_at_tpr(-unknown, -known) == pytest.approx(false[np.searchsorted(true, 0.95)])
+    assert fpr_at_tpr(-unknown, -known) != fpr_at_tpr(known, unknown)
+
+
 def test_average_precision_is_not_the_trapezoid() -> None:
     known, unknown, _ = sample(0)
     is_known, pooled = np.repeat([1, 0], [len(known), len(unknown)]), np.r_[known, unknown]

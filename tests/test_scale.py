@@ -36,12 +36,12 @@ def python(code: str, *words: object, **environment: str) -> str:
     return done.stdout
 
 
-def write_predictions(folder: Path, count: int, classes: int) -> Path:
+def write_predictions(folder: Path, count: int, classes: int, open_world: bool = True) -> Path:
     """A run's predictions, written piece by piece: the header, then every array through its own window."""
-    about = {"name": "test", "key": "k", "method": "eow", "odds": 0.1}
+    about = {"name": "test", "key": "k", "method": "eow" if open_world else "vanilla", "odds": 0.1}
     table: dict[str, object] = {"__metadata__": {"eow": json.dumps(about)}}
     shapes = {"confidence": ("F32", [count]), "label": ("I64", [count]), "labels": ("I64", [count]),
-              "logits": ("F32", [count, classes + 1]), "probs": ("F32", [count, classes]),
+              "logits": ("F32", [count, classes + open_world]), "probs": ("F32", [count, classes]),
               "unknown": ("F32", [count])}  # fmt: skip
     end, places = 0, {}
     for name, (kind, shape) in shapes.items():
@@ -59,12 +59,15 @@ def write_predictions(folder: Path, count: int, classes: int) -> Path:
     for first in range(0, count, 100_000):
         rows = slice(first, min(first + 100_000, count))
         size = rows.stop - rows.start
-        labels, logits = random.integers(classes, size=size), random.standard_normal((size, classes + 1), np.float32)
+        labels, logits = (
+            random.integers(classes, size=size),
+            random.standard_normal((size, classes + open_world), np.float32),
+        )
         logits[np.arange(size), labels] += 2
         h = np.exp(logits)
         h /= h.sum(1, keepdims=True)
-        probs = h[:, :-1]
-        for name, values in (("logits", logits), ("probs", probs), ("unknown", h[:, -1]), ("labels", labels),
+        probs, unknown = h[:, :classes], h[:, classes:].sum(1)
+        for name, values in (("logits", logits), ("probs", probs), ("unknown", unknown), ("labels", labels),
                              ("label", probs.argmax(1)), ("confidence", probs.max(1))):  # fmt: skip
             windows[name][rows] = values
     (folder / "summary.json").write_text("{}")
@@ -91,9 +94,10 @@ print(json.dumps({"mb": memory(), "before": before, "cpu": used.ru_utime + used.
 )
 
 
-def test_evaluation_holds_a_block_of_the_tables_and_not_the_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("open_world", [True, False])
+def test_evaluation_holds_a_block_of_the_tables_and_not_the_tables(tmp_path: Path, open_world: bool) -> None:
     """150,000 x 200 are 240 MB of probabilities and logits; what is held are vectors of 1.2 MB, and blocks."""
-    folder = write_predictions(tmp_path, 150_000, 200)
+    folder = write_predictions(tmp_path, 150_000, 200, open_world)
     size = (folder / "predictions" / "test.safetensors").stat().st_size / 2**20
     found = json.loads(python(EVALUATE, folder))
     assert size > 230

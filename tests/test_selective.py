@@ -36,7 +36,7 @@ def test_without_ties_aurc_is_the_mean_risk_of_the_n_surest(seed: int) -> None:
     confidence, correct = draw.permutation(200) / 200, draw.random(200) < 0.7
     surest = correct[np.argsort(-confidence)]
     assert aurc(confidence, correct) == pytest.approx(np.mean([1 - surest[:n].mean() for n in range(1, 201)]))
-    assert excess_aurc(correct + confidence, correct) == pytest.approx(0, abs=1e-12)  # the best order there is
+    assert 0 <= excess_aurc(correct + confidence, correct) < 1e-12  # the best order there is
 
 
 @settings(max_examples=80, deadline=None)
@@ -54,7 +54,7 @@ def test_the_curve_is_what_accepting_gives(confidence: list[float], seed: int) -
     order = draw.permutation(len(sure))
     assert aurc(sure[order], correct[order]) == aurc(sure, correct)
     assert 0 <= aurc(sure, correct) <= 1
-    assert excess_aurc(sure, correct) >= -1e-12
+    assert excess_aurc(sure, correct) >= 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 10, 137, 5000])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest, kstest, norm, ttest_rel
+from scipy.stats import binom, binomtest, kstest, norm, ttest_rel
 
 from eow.errors import EowError
 from eow.metrics import auroc, ece, nll
@@ -52,6 +52,9 @@ def test_the_fast_way_is_the_plain_way(name: str, twin: Callable[..., float]) ->
     assert resampled.shape == (50, 3)
     np.testing.assert_allclose(values, plain_values, rtol=1e-10)
     np.testing.assert_allclose(resampled, plain, rtol=1e-10)
+    alone = replicates(name, arrays[:1], 50, seed=3)  # which need not be summed as several are
+    np.testing.assert_allclose(alone[1], plain[:, :1], rtol=1e-10)
+    assert alone[0] == pytest.approx(plain_values[:1])
 
 
 def test_resampled_auroc_is_auroc_of_the_resampled() -> None:
@@ -99,7 +102,36 @@ def test_an_interval_stays_within_the_range_of_its_metric() -> None:
     assert bootstrap_interval("ece", confidence, correct).low >= 0
     assert bootstrap_interval(ece, confidence, correct).low < 0  # a function's range is not known
     assert bootstrap_interval("auroc", [2, 3, 1.4], [1, 1.5, 0]).high <= 1
-    assert bootstrap_interval("accuracy", np.ones(50)) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("right", [0, 1, 25, 47, 50])
+@pytest.mark.parametrize("level", [0.5, 0.95])
+def test_the_interval_of_an_accuracy_is_wilsons(right: int, level: float) -> None:
+    found = bootstrap_interval("accuracy", np.arange(50) < right, level=level)
+    theirs = binomtest(right, 50).proportion_ci(level, method="wilson")
+    assert found == pytest.approx((right / 50, theirs.low, theirs.high), abs=1e-12)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    assert found.low < found.high  # also at 0 and at 1
+
+
+@pytest.mark.parametrize("count", [20, 50, 200])
+def test_the_interval_of_an_accuracy_covers_by_exact_binomial_sums(count: int) -> None:
+    """Every number of right answers with its probability: no draw, and a basic bootstrap of the same fails it."""
+    possible = np.arange(count + 1)
+    ends = np.array([bootstrap_interval("accuracy", np.arange(count) < right)[1:] for right in possible])
+
+    def covered(low: np.ndarray, high: np.ndarray, rate: float) -> float:
+        return float(binom.pmf(possible, count, rate) @ ((low <= rate) & (rate <= high)))
+
+    assert np.mean([covered(*ends.T, rate) for rate in np.linspace(0.5, 0.999, 500)]) == pytest.approx(0.95, abs=5e-3)
+    for rate in (0.5, 0.8, 0.9, 0.95, 0.98):
+        assert covered(*ends.T, rate) > 0.92
+    if count == 50:
+        shares = possible / count
+        above, below = (binom.ppf(q, count, shares) / count for q in (0.975, 0.025))  # as infinitely many rounds draw
+        basics = [covered(2 * shares - above, 2 * shares - below, rate) for rate in (0.9, 0.98)]
+        assert basics == pytest.approx([0.885, 0.636], abs=1e-3)
+        assert [covered(*ends.T, rate) for rate in (0.9, 0.98)] == pytest.approx([0.970, 0.922], abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "nll", "auroc"])
@@ -253,6 +285,15 @@ def test_three_seeds_are_enough_for_an_honest_interval(between: float, shared: f
         covered += found.low <= 0 <= found.high
     assert binomtest(covered, trials, 0.88, alternative="less").pvalue > 1e-3
     assert covered < trials  # and it is no empty promise
+
+
+def test_noise_of_each_sample_and_seed_is_counted_twice() -> None:
+    """As documented: of equally good methods less than 1 % have p < 0.05; exact p-values would have 15 of 300."""
+    draw = np.random.default_rng(14)
+    p_values = [
+        paired_difference("mean", *draw.normal(size=(2, 3, 100)), rounds=200, seed=i).p_value for i in range(300)
+    ]
+    assert sum(p < 0.05 for p in p_values) <= 3
 
 
 def test_resampling_three_seeds_covers_too_little() -> None:

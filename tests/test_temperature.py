@@ -129,6 +129,43 @@ def test_without_an_error_the_rule_of_succession_bounds_it(samples: int) -> None
         assert fit_temperature(7 * z, y) == pytest.approx(7 * temperature)
 
 
+def told_of(logits: np.ndarray, labels: np.ndarray) -> tuple[float, str]:
+    """The temperature, and the one warning that came with it."""
+    with pytest.warns(UserWarning, match="likelihood has no maximum") as caught:
+        found = fit_temperature(logits, labels)
+    (warning,) = caught
+    return found, str(warning.message)
+
+
+def test_a_largest_logit_that_two_classes_share_is_no_right_answer() -> None:
+    """However small T is, each has half: a mean confidence of (N+1)/(N+2) is out of reach, and is not claimed."""
+    shared = np.array([[1.0, 1.0, 0.0]] * 10)
+    found, told = told_of(shared, np.zeros(10, int))
+    assert found == pytest.approx(1e-3 * (1 / 3))
+    assert "shares the largest logit with another class" in told
+    assert "is the bound" in told
+    assert "(N+1)" not in told
+
+    z, _ = problem(10, 30)
+    alone = told_of(z, z.argmax(1))[0]
+    both = np.r_[z, np.eye(10)[:5] + np.eye(10)[1:6]]
+    both[30:] *= (z.max(1) - z.mean(1)).mean() / 0.8  # of the same scale, so that the bounds are the same too
+    found, told = told_of(both, both.argmax(1))
+    assert found == pytest.approx(alone, rel=1e-9)
+    assert softmax(z / found, axis=1).max(1).mean() == pytest.approx(31 / 32, abs=1e-9)
+    assert "5 have several largest logits" in told
+    assert "(N+1)/(N+2) with N = 30" in told
+
+
+def test_where_the_bound_keeps_the_mean_confidence_low_the_warning_says_so() -> None:
+    """Half of the labels lead by next to nothing: at the bound they are still at 1/2."""
+    close = np.array([[1.0, 1.0 - 1e-9, 0.0]] * 10 + [[1.0, 0.0, 0.0]] * 10)
+    found, told = told_of(close, np.zeros(20, int))
+    assert found == pytest.approx(1e-3 * 0.5)
+    assert softmax(close / found, axis=1)[:, 0].mean() == pytest.approx(0.75, abs=1e-5)
+    assert "is the bound, and the mean confidence 0.75, not (N+1)/(N+2)" in told
+
+
 def test_labels_against_the_logits_give_the_bound() -> None:
     z, _ = problem(10)
     scale = (z.max(1) - z.mean(1)).mean()

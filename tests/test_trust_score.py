@@ -72,7 +72,8 @@ def test_both_searches_find_the_nearest(width: int, offset: float, monkeypatch: 
     asked[:50] = stored[:50]
     asked[50:100] = stored[50:100] + np.float32(0.01)
     expected = [np.sqrt(((stored.astype(np.float64) - row) ** 2).sum(1)).min() for row in asked.astype(np.float64)]
-    monkeypatch.setattr(trust_score, "ENTRIES", 3000 * 64)  # several rounds
+    monkeypatch.setattr(trust_score, "ENTRIES", 1300 * width)  # several blocks of features
+    monkeypatch.setattr(trust_score, "DISTANCES", 1300 * 64)  # and several rounds
     if width > 15:  # columns of different scales, with clusters: a product in float32 finds other neighbours
         for array in (stored, asked):
             array[:, 0] = np.round(array[:, 0] - offset) * 1e4

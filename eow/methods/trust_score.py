@@ -45,7 +45,8 @@ from eow.models import SplitModel
 
 TREES = 15  # dimensions up to which a kd-tree is faster than comparing with all
 CANDIDATES = 3  # for the nearest, by distances that are rounded
-ENTRIES = 1 << 23  # of a matrix of distances or features in float64: 64 MB
+ENTRIES = 1 << 23  # of a matrix of features in float64: 64 MB
+DISTANCES = 1 << 21  # of one of distances: 16 MB, beyond which fetching the memory takes longer than the product
 SMALLEST = 1e-12  # added to a distance of 0; scores are cut to SMALLEST and 1/SMALLEST before the logarithm
 
 
@@ -188,27 +189,31 @@ class Comparison:
     """The same for many dimensions, by comparing with all of them where they are.
 
     With the features' mean m, |z - f|² = |f - m|² - 2 (z - m)·f and what is the same for every f: one matrix product,
-    but it loses a small distance to rounding. So, in float64, it only chooses CANDIDATES, and their distances are
-    taken by differences.
+    but it loses a small distance to rounding. So, in float64, it only chooses CANDIDATES of each block of features, and
+    their distances are taken by differences.
     """
 
     def __init__(self, features: Tensor) -> None:
         self.device, self.features = features.device, features
         self.blocks = features.split(max(1, ENTRIES // features.shape[1]))
         self.mean = torch.stack([block.double().sum(0) for block in self.blocks]).sum(0) / max(1, len(features))
-        self.squares = torch.cat([(block.double() - self.mean).square().sum(1) for block in self.blocks])
+        self.squares = [(block.double() - self.mean).square().sum(1) for block in self.blocks]
 
     def __call__(self, z: Tensor) -> Tensor:
         if not len(self.features):
             return z.new_full((len(z),), torch.inf)
-        rows = max(1, ENTRIES // len(self.features))
+        rows = max(1, DISTANCES // len(self.blocks[0]))
         return torch.cat([self.nearest(part) for part in z.split(rows)])
 
     def nearest(self, z: Tensor) -> Tensor:
         doubled = 2 * (z.double() - self.mean)
-        order = self.squares - torch.cat([doubled @ block.double().T for block in self.blocks], 1)
-        chosen = order.topk(min(CANDIDATES, len(self.features)), largest=False).indices
-        return torch.stack([(z - self.features[each]).norm(dim=1) for each in chosen.T]).amin(0)
+        found = z.new_full((len(z),), torch.inf)
+        for block, squares in zip(self.blocks, self.squares):
+            order = torch.addmm(squares, doubled, block.double().T, alpha=-1)
+            chosen = order.topk(min(CANDIDATES, len(block)), largest=False).indices
+            for each in chosen.T:
+                found = torch.minimum(found, (z - block[each]).norm(dim=1))
+        return found
 
 
 def neighbours(features: np.ndarray, k: int) -> Any:

@@ -56,15 +56,21 @@ def merge_reliability(parts: Iterable[Reliability]) -> Reliability:
 
 def reliability_interval(bins: Reliability, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """Wilson's interval for the accuracy of each bin: (low, high), nan where the bin is empty."""
+    return wilson(bins.accuracy, bins.counts, level)
+
+
+def wilson(rate: np.ndarray, counts: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high) for the probability of what happened at this rate in so many independent samples: all p from which
+    the rate lies at most z standard errors sqrt(p(1-p)/counts) away. nan where there was no sample."""
     if not 0 < level < 1:
         raise EowError(f"level is {level!r}: give a probability between 0 and 1, such as 0.95.")
     z = NormalDist().inv_cdf((1 + level) / 2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        widening = 1 + z * z / bins.counts
-        centre = (bins.accuracy + z * z / (2 * bins.counts)) / widening
-        spread = bins.accuracy * (1 - bins.accuracy) / bins.counts + (z / (2 * bins.counts)) ** 2
-        half = z * np.sqrt(spread) / widening
-    return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
+        widening = 1 + z * z / counts
+        centre = (rate + z * z / (2 * counts)) / widening
+        half = z * np.sqrt(rate * (1 - rate) / counts + (z / (2 * counts)) ** 2) / widening
+    # A rate of 0 or 1 is an end of its own interval, which rounding would miss.
+    return np.clip(centre - half, 0.0, rate), np.clip(centre + half, rate, 1.0)
 
 
 def ece(confidence: Any, correct: Any, bins: int = 15, *, paper_compat: bool = False) -> float:

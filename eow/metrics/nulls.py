@@ -41,14 +41,15 @@ def null_of(
 def null_ece(confidence: Any, bins: int = 15) -> Null:
     """The null of `ece`, in closed form: E|X| of each bin's X = Σ (correct - confidence), which for many samples is
     sqrt(2/π · Σ p(1-p))."""
-    return _closed_form(sums_by_width(confidence, NOTHING, bins))
+    return closed_form(sums_by_width(confidence, NOTHING, bins))
 
 
 def null_ece_equal_mass(confidence: Any, bins: int = 15) -> Null:
     """The null of `ece_equal_mass`, in closed form. The std takes the bins as independent, which those that share
-    equal confidences are not: with few different confidences it is too small, and the mean of fewer than a hundred
-    samples that are all equally sure, nearly 0 or 1, may be a third of what it should be."""
-    return _closed_form(sums_by_mass(confidence, NOTHING, bins))
+    equal confidences are not: with few different confidences it is too small. The mean is rough where fewer than a
+    hundred samples tie: it may be a third of what it should be (all equally sure, nearly 0 or 1), and a third more
+    (seven pairs at about 1/2: .353 for .258)."""
+    return closed_form(sums_by_mass(confidence, NOTHING, bins))
 
 
 def null_ece_classwise(probs: Any, bins: int = 15) -> Null:
@@ -57,26 +58,30 @@ def null_ece_classwise(probs: Any, bins: int = 15) -> Null:
     The std takes the classes as independent, which they nearly are if there are many; with two, which are mirror
     images, it is too small by sqrt(2).
     """
-    return _closed_form(sums_by_class(probs, NOTHING, bins))
+    return closed_form(sums_by_class(probs, NOTHING, bins))
 
 
 def null_mce(confidence: Any, bins: int = 15, *, draws: int = 1000, seed: int = 0) -> Null:
     """The null of `mce`, from draws of the bins' sums."""
-    return _simulated(largest_gap, sums_by_width(confidence, NOTHING, bins), draws, seed)
+    return simulated(largest_gap, sums_by_width(confidence, NOTHING, bins), draws, seed)
 
 
 def null_ece_l2_debiased(confidence: Any, bins: int = 15, *, draws: int = 1000, seed: int = 0) -> Null:
     """The null of `ece_l2_debiased`, from draws of the bins' sums. It is not 0: half of the squares are negative and
     count as 0, the other half stay."""
-    return _simulated(debiased_gap, sums_by_width(confidence, NOTHING, bins), draws, seed)
+    return simulated(debiased_gap, sums_by_width(confidence, NOTHING, bins), draws, seed)
 
 
 def null_smooth_ece(confidence: Any, *, draws: int = 50, seed: int = 0) -> Null:
     """The null of `smooth_ece`, from draws of the cells' sums."""
-    return _simulated(smooth_gap, sums_by_width(confidence, NOTHING, CELLS), draws, seed)
+    return simulated(smooth_gap, sums_by_width(confidence, NOTHING, CELLS), draws, seed)
 
 
-def _closed_form(sums: BinSums) -> Null:
+# What follows takes sums, whose `correct` does not matter: who has them for the error itself needs no others.
+
+
+def closed_form(sums: BinSums) -> Null:
+    """Of `mean_gap`."""
     spread = _mean_absolute_deviation(sums)
     total = sums.counts.sum()  # for (K, bins) that is N·K: the mean over classes
     return Null(float(spread.sum() / total), float(np.sqrt((sums.variance - spread**2).clip(0.0).sum()) / total))
@@ -92,7 +97,7 @@ def _mean_absolute_deviation(sums: BinSums) -> np.ndarray:
     return np.where(shrink > 0, 2 * v * np.exp(log_ways + xlogy(v, p) + xlog1py(n - v + 1, -p)) * shrink, 0.0)
 
 
-def _simulated(formula: Callable[[BinSums], np.ndarray], sums: BinSums, draws: int, seed: int) -> Null:
+def simulated(formula: Callable[[BinSums], np.ndarray], sums: BinSums, draws: int = 1000, seed: int = 0) -> Null:
     n, p, shrink = _binomial(sums)
     drawn = np.random.default_rng(seed).binomial(n.astype(np.int64), p, size=(_several(draws), len(n)))
     return _of_draws(formula(sums._replace(correct=sums.confidence + (drawn - n * p) * shrink)))

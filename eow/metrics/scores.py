@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eow.metrics.binning import sums_by_width
+from eow.metrics.binning import BinSums, sums_by_width
 from eow.metrics.checks import (
     as_integers,
     as_probs,
@@ -118,7 +118,10 @@ def brier_parts(confidence: Any, correct: Any, bins: int = 15) -> BrierParts:
     score of confidences rounded to their bins' means; the variance of confidence within bins, and twice its covariance
     with correct, make the sum exact (Stephenson, Coelho and Jolliffe 2008).
     """
-    sums = sums_by_width(confidence, correct, bins)
+    return parts_of(sums_by_width(confidence, correct, bins))
+
+
+def parts_of(sums: BinSums) -> BrierParts:
     size, filled = sums.counts.sum(), np.maximum(sums.counts, 1)
     sure, right, rate = sums.confidence / filled, sums.correct / filled, sums.correct.sum() / size
     weight, squares = sums.counts / size, sums.confidence - sums.variance  # p² = p - p(1 - p)

@@ -66,7 +66,7 @@ def excess_aurc(confidence: Any, correct: Any) -> float:
     right = as_correct(correct)
     count, errors = len(right), int(np.sum(right == 0))
     best = np.sum(np.arange(1, errors + 1) / np.arange(count - errors + 1, count + 1)) / count
-    return aurc(confidence, correct) - float(best)
+    return max(aurc(confidence, correct) - float(best), 0.0)  # the two sums round apart in the best order itself
 
 
 def clopper_pearson(errors: int, count: int, delta: float) -> float:

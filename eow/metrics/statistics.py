@@ -1,9 +1,11 @@
-"""How sure a figure is, and whether two methods differ: basic bootstrap intervals and paired differences.
+"""How sure a figure is, and whether two methods differ: intervals and paired differences, by the bootstrap.
 
 The basic (reverse percentile) interval is [2v - q(1-α/2), 2v - q(α/2)] for the value v and the quantiles q of its
 resampled values: the resampled values lie about v as v lies about the truth. A biased metric, as ECE is (upwards, and
 its resampled values once more), is so corrected, where the percentile interval [q(α/2), q(1-α/2)] doubles the bias.
 Where the truth sits at the end of the range (an ECE of 0) no bootstrap covers as promised: print the null ECE as well.
+An accuracy near 1 is such a case too (of 50 samples at .9 a 95 % interval covers 88.5 %, at .98 63.6 %), but a count of
+right answers is binomial: a single accuracy has Wilson's interval (97.0 and 92.2 %), which nothing is drawn for.
 """
 
 from collections.abc import Callable
@@ -12,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eow.errors import EowError
+from eow.metrics.calibration import wilson
 from eow.metrics.checks import as_array, finite, same_length
-from eow.metrics.resampling import METRICS, as_numpy, replicates
+from eow.metrics.resampling import METRICS, as_numpy, check_call, per_sample, replicates
 
 FEWEST = 10  # samples whose resampling says anything: see paired_difference
 
@@ -37,14 +40,21 @@ class PairedDifference(NamedTuple):
 def bootstrap_interval(
     metric: str | Callable[..., float], *arrays: Any, rounds: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """The metric of one run and its basic bootstrap interval over the draw of the test samples.
+    """The metric of one run and its interval over the draw of the test samples: Wilson's for "accuracy", else the basic
+    bootstrap's.
 
     `metric` and its arrays: "accuracy" (correct), "nll" (the losses -log p[true], one per sample), "mean" (any values),
     "ece" (confidence, correct), "auroc" (known, unknown, drawn apart), or a function of arrays whose first axis is the
     sample, evaluated `rounds` times. The interval of a named metric is cut off at the metric's range, which cannot
-    lose the truth; that of a function is not. An accuracy of exactly 1 has an interval of no width:
-    `selective.clopper_pearson` bounds its errors. The training is not resampled: that takes several seeds.
+    lose the truth; that of a function is not. Wilson's covers 95 % on average over accuracies and somewhat less at
+    some (at least 90.4 % from .5 to .999 with 100 samples, 92.0 with 1000): `selective.clopper_pearson` bounds the
+    errors without fail. The training is not resampled: that takes several seeds.
     """
+    if metric == "accuracy":
+        check_call(metric, [arrays], rounds)
+        right = per_sample(metric, *arrays)
+        share, count = right.mean(keepdims=True), np.array([len(right)])
+        return Interval(*(float(each[0]) for each in (share, *wilson(share, count, level))))
     value, resampled = replicates(metric, [arrays], rounds, seed)
     low, high = basic(float(value[0]), resampled[:, 0], level)
     if isinstance(metric, str):
@@ -69,8 +79,10 @@ def paired_difference(
 
     In every round both methods and all seeds see the same draw of the samples. With several seeds their spread is
     added: a draw of Student's t with S-1 degrees of freedom times the standard error of `per_seed`. (Where the noise is
-    the seeds', a 95 % interval from resampling three of them covers 75 %; this one covers 95 %.) With one seed,
-    interval and p-value speak of these two trained networks on new samples, not of training them again.
+    the seeds', a 95 % interval from resampling three of them covers 75 %; this one covers 95 %.) Noise of each sample
+    and seed alone is counted by both parts, so the answer is then conservative: of three seeds of equally good methods
+    p < 0.05 in less than 1 % of draws, with 20, 200 and 2000 samples. With one seed, interval and p-value speak of
+    these two trained networks on new samples, not of training them again.
 
     The interval is basic. The p-value is two-sided, of the hypothesis that the true difference is 0: how often a
     resampled difference is as far from the difference found as that is from 0, (1 + times) / (1 + rounds). For means

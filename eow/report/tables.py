@@ -25,7 +25,7 @@ UNKNOWN_COLUMNS = (
     ("oscr_confidence", "OSCR % confidence", 100, 1), ("confidence", "mean confidence", 1, 3),
     ("unknown", "mean unknown", 1, 3),
 )  # fmt: skip
-SPREAD = "Several seeds: mean ± standard deviation. One seed: some figures with a 95 % bootstrap interval."
+SPREAD = "Several seeds: mean ± standard deviation. One seed: some figures with a 95 % interval."
 
 
 def name_of(group: Group) -> Cell:
