@@ -594,6 +594,19 @@ def test_data_list_and_verify(call, tmp_path: Path) -> None:
         (["train", "--out"], ["--out", "requires an argument", "eow train --help"]),
         (["data", "fetch", "--root"], ["--root", "requires an argument", "eow data fetch --help"]),
         (["evaluate", "x", "--seed", "-1"], ["invalid value", "--seed", "eow evaluate --help"]),
+        *(
+            ([*command, ""], ["invalid value", "it is empty: name a path"])
+            for command in (
+                ["train", "--out"],
+                ["demo", "--out"],
+                ["demo", "--build"],
+                ["bench", "x.toml", "--out"],
+                ["report", "x", "-o"],
+                ["export", "x", "-o"],
+                ["theory", "--out"],
+                ["data", "corruptions", "--out"],
+            )
+        ),
         (["methods", "a\x1b[31m\nb"], ["unexpected extra argument", "eow methods --help"]),
     ],
 )

@@ -276,13 +276,29 @@ def test_changed_data_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         runs.train(config(wish), tmp_path / "run", progress=False)
     monkeypatch.undo()
-    (tmp_path / "run" / ".weights.safetensors.abc123").write_text("left by a kill")
+    (tmp_path / "run" / ".weights.safetensors.abc12345").write_text("left by a kill")
     features(tmp_path / "x.npz", -3.0)
     with pytest.raises(EowError, match="training data is not that of the checkpoint"):
         runs.train(config(wish), tmp_path / "run", resume=True, progress=False)
     features(tmp_path / "x.npz", 1.0)
     runs.train(config(wish), tmp_path / "run", resume=True, progress=False)
     assert [file.name for file in (tmp_path / "run").glob(".*")] == [".lock"]
+
+
+def test_a_folder_with_hidden_files_is_fine_and_keeps_them(tmp_path: Path) -> None:
+    wish = {"data": {"name": features(tmp_path / "x.npz", 1.0), "unknown_classes": [], "outliers": []}}
+    theirs = [".env.local", ".pre-commit-config.yaml", ".gitignore", ".config.json.orig"]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in theirs:
+        (folder / name).write_text("mine")
+    runs.train(config(wish), folder, progress=False)
+    mine = [folder / "checkpoint notes.txt", *(folder / "predictions" / name for name in theirs)]
+    for file in mine:
+        file.write_text("mine")
+    (folder / "summary.json").unlink()
+    runs.train(config(wish), folder, resume=True, progress=False)
+    assert {file.read_text() for file in [*mine, *(folder / name for name in theirs)]} == {"mine"}
 
 
 def test_only_a_vanilla_run_on_the_same_data_is_taken_over(tmp_path: Path) -> None:

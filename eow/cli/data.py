@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from eow.cli.options import Root, Unofficial
+from eow.cli.options import TO_WRITE, Root, Unofficial
 from eow.errors import EowError
 
 data_app = typer.Typer(no_args_is_help=True)
@@ -47,7 +47,7 @@ def data_verify(name: Annotated[str, typer.Argument(help="A name from `eow data 
 
 @data_app.command("corruptions", epilog="Example:  eow data corruptions --data cifar10 --out sheet.png")
 def data_corruptions(
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("corruptions.png"),
+    out: Annotated[Path, typer.Option(help="The picture to write.", **TO_WRITE)] = Path("corruptions.png"),
     data: Annotated[str, typer.Option(help="The data set whose test image is shown.")] = "cifar10",
     index: Annotated[int, typer.Option(min=0, help="Which of its test images.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="The corruptions' seed.")] = 0,

@@ -29,6 +29,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+
+def named(text: str | Path) -> Path:
+    """The path of something to write. An empty one, as an unset variable of a shell gives it, would be this folder."""
+    if text == "":
+        raise typer.BadParameter("it is empty: name a path, or . for this folder")
+    return Path(text)
+
+
+TO_WRITE: dict[str, Any] = {"parser": named, "metavar": "PATH"}  # what each option with such a path has
 Root = Annotated[str, typer.Option(help="Where data sets lie; else EOW_DATA, else the user's cache folder.")]
 Unofficial = Annotated[bool, typer.Option("--allow-unofficial", help="Use files whose hash is not the official one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eow.cli.measuring import show_metrics
-from eow.cli.options import Device, Root, Unofficial, app, refuse_alone
+from eow.cli.options import TO_WRITE, Device, Root, Unofficial, app, refuse_alone
 from eow.errors import EowError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example:  eow train --data digits --unknown-classes 8,9 --method eow --out runs/digits")
 def train(
-    out: Annotated[Path, typer.Option(help="The run's folder.")],
+    out: Annotated[Path, typer.Option(help="The run's folder.", **TO_WRITE)],
     data: Annotated[
         str | None, typer.Option(help="A data set: see `eow data list`; folder:PATH, npz:PATH, csv:PATH.")
     ] = None,
@@ -129,7 +129,7 @@ def given(table: dict[str, Any]) -> dict[str, Any]:
 @app.command(epilog="Example:  eow demo --all --seeds 3 --out runs/demo-all")
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Where everything goes; without --all, an old demo there is replaced.")
+        Path, typer.Option(help="Where everything goes; without --all, an old demo there is replaced.", **TO_WRITE)
     ] = Path("runs/demo"),
     seed: Annotated[int | None, typer.Option(min=0, help="Without --all: the seed, 0 where none is given.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every method; goes on where it was stopped.")] = False,
@@ -137,7 +137,7 @@ def demo(
         int | None, typer.Option(min=1, help="With --all: how many seeds, from 0 on; 3 where none is given.")
     ] = None,
     web: Annotated[bool, typer.Option("--web", help="A page to draw on, in your browser.")] = False,
-    build: Annotated[Path | None, typer.Option(help="Write that page into this folder and end.")] = None,
+    build: Annotated[Path | None, typer.Option(help="Write that page into this folder and end.", **TO_WRITE)] = None,
     data: Annotated[str, typer.Option(help="With --web or --build: digits, or mnist where it is at hand.")] = "digits",
     port: Annotated[int | None, typer.Option(help="With --web: where to serve it; else the next free one.")] = None,
     root: Root = "",
@@ -171,7 +171,7 @@ def demo(
 
 @app.command(epilog="Example:  eow theory --out theory.png --lam 0.1")
 def theory(
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("theory.png"),
+    out: Annotated[Path, typer.Option(help="The picture to write.", **TO_WRITE)] = Path("theory.png"),
     lam: Annotated[float, typer.Option(help="λ, the weight of the energy term.")] = 0.1,
 ) -> None:
     """Draw what exact sampling drives each energy to, for a mixture in one dimension: p(x), the known mass and the

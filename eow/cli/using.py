@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from eow.cli.options import AsJson, Rate, Root, RunFolder, app
+from eow.cli.options import TO_WRITE, AsJson, Rate, Root, RunFolder, app
 
 Threshold = Annotated[
     float | None,
@@ -57,7 +57,9 @@ def predict(
 @app.command(epilog="Example:  eow export runs/digits -o digits.onnx")
 def export(
     run: RunFolder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: .onnx, or .pt2 with --format torch.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file to write: .onnx, or .pt2 with --format torch.", **TO_WRITE)
+    ],
     form: Annotated[str, typer.Option("--format", help="onnx, or torch (torch.export).")] = "onnx",
     unknown_rate: Rate = None,
     threshold: Threshold = None,
