@@ -171,7 +171,7 @@ def test_predict_says_unknown_where_that_is_the_most_probable_answer(run: Path, 
         assert all((row["class"] is None) == (row["unknown"] > row["confidence"]) for row in rows)
         shown = call(*ask)[1]
         cells = [line.split("│")[2].strip() for line in shown.splitlines() if "x.npy" in line]
-        assert cells == ["unknown" if row["class"] is None else row["class"] for row in rows]
+        assert cells == ["- (unknown)" if row["class"] is None else row["class"] for row in rows]
         assert "more probable" not in shown
         always = json.loads(call(*ask, "--threshold", "0", "--json")[1])
         assert all(row["label"] >= 0 for row in always)
@@ -243,6 +243,14 @@ def test_nan_features_are_refused(call, tmp_path: Path) -> None:
     refused(call("train", "--data", f"csv:{tmp_path / 'bad.csv'}", "--out", folder, *TINY), "bad.csv")
     assert not folder.exists()
     assert call("train", "--data", f"csv:{tmp_path / 'good.csv'}", "--out", folder, *TINY)[0] == 0
+    lines = rows.splitlines()
+    (tmp_path / "swapped.csv").write_text("".join(",".join([*line.split(",")[::-1]]) + "\n" for line in lines))
+    said = json.loads(call("predict", folder, tmp_path / "swapped.csv", "--json")[1])
+    np.save(tmp_path / "x.npy", np.array([line.split(",")[:2] for line in lines[1:]], float))
+    wanted = json.loads(call("predict", folder, tmp_path / "x.npy", "--json")[1])
+    assert [row["confidence"] for row in said] == [row["confidence"] for row in wanted]
+    (tmp_path / "strange.csv").write_text("".join(f"{line.rpartition(',')[0]}\n" for line in lines))
+    assert call("evaluate", folder, "--on", f"csv:{tmp_path / 'strange.csv'}")[0] == 0  # outliers need no label
     np.save(tmp_path / "x.npy", np.array([[1.0, 2.0], [np.nan, 0.0]]))
     refused(call("predict", folder, tmp_path / "x.npy"), "row 1")
     np.save(tmp_path / "x.npy", np.array([[1.0, 2.0, 3.0]]))
@@ -452,9 +460,9 @@ def test_a_threshold_is_certified_and_predict_abstains(certified: Path, call, tm
     assert all(row["label"] == -1 and row["class"] is None for row in abstained)
     assert all(row["label"] >= 0 for row in rows if row["confidence"] >= found["threshold"])
     shown = call("predict", certified, tmp_path / "noise.npy")[1]
-    assert sum(line.split("│")[2].strip() == "unknown" for line in shown.splitlines() if "noise.npy" in line) == len(
-        abstained
-    )
+    assert sum(
+        line.split("│")[2].strip() == "- (unknown)" for line in shown.splitlines() if "noise.npy" in line
+    ) == len(abstained)
     rows = json.loads(call("predict", certified, tmp_path / "noise.npy", "--threshold", "0", "--json")[1])
     assert all(row["label"] >= 0 for row in rows)
     refused(call("predict", certified, tmp_path / "noise.npy", "--threshold", "1.5"), "no confidence")

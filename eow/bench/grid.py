@@ -163,10 +163,8 @@ def check_free(settings: Any, where: str) -> None:
     if not isinstance(settings, dict):
         return  # which is said elsewhere
     options = settings.get("method")
-    for key, there in {
-        "seed": "seed" in settings,
-        "method.name": isinstance(options, dict) and "name" in options,
-    }.items():
+    named = isinstance(options, dict) and "name" in options
+    for key, there in (("seed", "seed" in settings), ("method.name", named)):
         if there:
             raise EowError(
                 f"{where} sets {key}: a grid's methods and seeds are grid.methods and grid.seeds (on the command line "
@@ -181,8 +179,8 @@ def check_different(cells: list[Cell]) -> None:
         other = row_of.setdefault(cell.hash, cell.row)
         if other != cell.row:
             raise EowError(
-                f"the rows {' / '.join(other)} and {' / '.join(cell.row)} are the same runs: leave one out, or have them "
-                "differ in a setting that decides a run"
+                f"the rows {' / '.join(other)} and {' / '.join(cell.row)} are the same runs: leave one out, or have "
+                "them differ in a setting that decides a run"
             )
 
 

@@ -14,7 +14,9 @@ from eow.errors import EowError
 def evaluate(
     run: RunFolder,
     unknown_rate: Rate = None,
-    on: Annotated[list[str] | None, typer.Option("--on", help="Another data set to predict as unknowns first.")] = None,
+    on: Annotated[
+        list[str] | None, typer.Option("--on", help="Another data set to predict as unknowns first; needs no labels.")
+    ] = None,
     intervals: Annotated[bool, typer.Option("--intervals", help="With 95 % bootstrap intervals.")] = False,
     corruptions: Annotated[
         bool, typer.Option("--corruptions", help="The test images under 19 corruptions at 5 severities as well.")

@@ -32,7 +32,9 @@ def train(
     unknown_classes: Annotated[
         str, typer.Option(help="Classes kept out of training, as unknowns, by name: 8,9 or cat,dog.")
     ] = "",
-    outliers: Annotated[str, typer.Option(help="Data sets to predict as unknowns: noise,permuted:mnist.")] = "",
+    outliers: Annotated[
+        str, typer.Option(help="Data sets to predict as unknowns, with labels or without: noise,csv:PATH.")
+    ] = "",
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, as often as needed.")] = None,
     root: Root = "",

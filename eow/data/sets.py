@@ -79,9 +79,11 @@ def load_outlier(
         allow_unofficial=wanted.allow_unofficial,
         shape=shape,
         resident=wanted.resident,
+        columns=columns,
     )
     if outlier.shape != shape:
-        raise EowError(f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {shape}: choose others")
+        ways = "give it the run's columns, with a label or without" if columns and outlier.columns else "choose others"
+        raise EowError(f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {shape}: {ways}")
     if columns and outlier.columns:
         outlier = reordered(outlier, columns)
     alike = [outlier]  # what a copy of the run's own data would be tested on
