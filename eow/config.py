@@ -11,6 +11,7 @@ import tomllib
 import types
 import typing
 from dataclasses import dataclass, field
+from datetime import date, time
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ WIDEST = 1_000_000  # a hidden layer
 STEEPEST = 1e30  # a rate, or a decay: float32 ends at 3e38
 # Settings that say where a run happens, not what comes out of it: a run may be resumed with others.
 ELSEWHERE = (("data", "root"), ("data", "resident"), ("train", "device"), ("train", "checkpoint_every"))
+NAMES = (("data", "unknown_classes"), ("data", "outliers"))  # lists of them
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,18 @@ def convert(value: Any, wanted: Any, key: str) -> Any:
                 continue
         raise EowError(f"{key} is {value!r}: give {' or '.join(KINDS.get(choice, str(choice)) for choice in choices)}")
     if origin is tuple:
+        words = str in (choices[0], *typing.get_args(choices[0]))
         if isinstance(value, str):
-            value = [from_text(part.strip()) for part in value.split(",") if part.strip()]
+            parts = [part.strip() for part in value.split(",")]
+            value = [number_or_text(part, words) for part in parts if part]
         elif not isinstance(value, list | tuple):
             value = [value]
+        for part in value:
+            if words and isinstance(part, bool | float | date | time):
+                text = str(part).lower()
+                raise EowError(
+                    f'{key} is {text}, which TOML takes for no name: if it is one, write it in quotes, "{text}"'
+                )
         return tuple(convert(part, choices[0], key) for part in value)
     if wanted is float and type(value) is int:
         return float(value)
@@ -153,6 +163,14 @@ def build(cls: type, table: Table, section: str) -> Any:
     return cls(**{key: convert(value, hints[key], f"{section}.{key}") for key, value in table.items()})
 
 
+def number_or_text(part: str, words: bool) -> int | str:
+    """One of several values between commas: a whole number in plain digits, else text. Where it may be a name, a number
+    is no more than that name's spelling: 1_0 and 007 are names."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", part) or (words and str(int(part)) != part):
+        return part
+    return int(part)
+
+
 def from_text(text: str) -> Any:
     """A value as TOML would read it; what TOML cannot read is a plain string, so that quotes are not needed in a
     shell."""
@@ -165,7 +183,8 @@ def from_text(text: str) -> Any:
 
 
 def from_assignments(assignments: list[str]) -> Table:
-    """["train.lr=0.1", "seed=3"] -> {"train": {"lr": 0.1}, "seed": 3}."""
+    """["train.lr=0.1", "seed=3"] -> {"train": {"lr": 0.1}, "seed": 3}. Names between commas stay text: TOML would read
+    the class 1_0 as 10."""
     table: Table = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -175,7 +194,8 @@ def from_assignments(assignments: list[str]) -> Table:
         if dot:
             if not isinstance(table.setdefault(section, {}), dict):
                 raise EowError(f"--set {assignment!r} follows --set {section}={table[section]}: leave one of them out")
-            table[section][key] = from_text(text.strip())
+            plain_text = (section, key) in NAMES and not text.strip().startswith(("[", '"', "'"))
+            table[section][key] = text.strip() if plain_text else from_text(text.strip())
         else:
             table[section] = from_text(text.strip())
     return table
@@ -183,7 +203,7 @@ def from_assignments(assignments: list[str]) -> Table:
 
 def from_toml(path: str | Path) -> Table:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # Windows' editors begin a file with a mark
     except FileNotFoundError:
         raise EowError(f"there is no file {path}: give the path of a TOML file with the run's settings") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -222,8 +242,9 @@ def check_sections(table: Any) -> None:
     check_table(table)
     for section in SECTIONS:
         if not isinstance(table.get(section, {}), dict):
+            example = "epochs" if section == "train" else "name"
             raise EowError(
-                f"{section} is {table[section]!r}: it is a section with keys, for example {section}.name=..."
+                f"{section} is {table[section]!r}: it is a section with keys, for example {section}.{example}=..."
             )
 
 

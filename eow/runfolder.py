@@ -17,6 +17,7 @@ from eow import storage
 from eow.config import ELSEWHERE, RunConfig
 from eow.data.sets import RunData
 from eow.errors import EowError
+from eow.opening import checked_hash
 
 FILES = {  # that a run writes whole, by the folder in it: of these, and of no others, a kill may leave halves
     "": (
@@ -136,6 +137,7 @@ def find_vanilla(folder: Path, config: RunConfig, data: RunData, device: torch.d
             found = {name: summary["sets"][name]["hash"] if name in summary["sets"] else None for name in hashes}
             if found != hashes or difference(settings, wanted) or not (beside / "weights.safetensors").is_file():
                 continue
+            checked_hash(beside)
             where = str(storage.read_json(beside / "environment.json", "device")["device"])
             if config.train.precision != "auto" or where.startswith(device.type):
                 return beside

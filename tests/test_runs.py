@@ -301,6 +301,18 @@ def test_a_folder_with_hidden_files_is_fine_and_keeps_them(tmp_path: Path) -> No
     assert {file.read_text() for file in [*mine, *(folder / name for name in theirs)]} == {"mine"}
 
 
+def test_a_damaged_vanilla_run_beside_is_not_taken_over(tmp_path: Path) -> None:
+    wish = {"data": {"name": features(tmp_path / "x.npz", 1.0), "unknown_classes": [], "outliers": [], "holdout": 0.2}}
+    runs.train(config(wish, method="vanilla"), tmp_path / "runs" / "vanilla", progress=False)
+    weights = tmp_path / "runs" / "vanilla" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so few samples may have no error
+        runs.train(config(wish, method="temperature"), tmp_path / "runs" / "own", progress=False)
+    log = storage.Log(tmp_path / "runs" / "own" / "log.jsonl").read()
+    assert [line["epoch"] for line in log] == [0, 1, 2, 3]
+
+
 def test_only_a_vanilla_run_on_the_same_data_is_taken_over(tmp_path: Path) -> None:
     wish = {"data": {"name": features(tmp_path / "x.npz", 1.0), "unknown_classes": [], "outliers": [], "holdout": 0.2}}
     (tmp_path / "runs" / "broken").mkdir(parents=True)

@@ -89,7 +89,7 @@ def read_grid(
         raise EowError(f"there is no size {size!r}: choose {' or '.join(SIZES)}")
     table = configs.from_toml(file)
     try:
-        return make_grid(table, size, Path(file).read_text(encoding="utf-8"), only, seeds, settings or {})
+        return make_grid(table, size, Path(file).read_text(encoding="utf-8-sig"), only, seeds, settings or {})
     except EowError as error:
         raise EowError(f"{file}: {error}") from None
 

@@ -19,7 +19,7 @@ import numpy as np
 from eow.data.dataset import Dataset, split_80_20
 from eow.data.tables import check_rounding, there, unlabelled
 from eow.errors import EowError
-from eow.plain import shortened
+from eow.plain import brief, shortened
 
 LABEL_COLUMNS = ("label", "class", "target", "y")
 CALL_IT = f"call the label's column {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"
@@ -178,8 +178,8 @@ def _tell_of_twins(path: Path, classes: list[str]) -> None:
     for one, other in pairwise(classes):
         if _is_number(one) and _is_number(other) and float(one) == float(other):
             warnings.warn(
-                f"{path}: the labels {one!r} and {other!r} are two classes and one number: write them alike if they "
-                "mean the same",
+                f"{path}: the labels {brief(one)!r} and {brief(other)!r} are two classes and one number: write them "
+                "alike if they mean the same",
                 RuntimeWarning,
                 stacklevel=3,
             )
