@@ -21,7 +21,7 @@ PATTERNS = {
     "unknown_known": "{:.3f}", "unknown_unseen": "{:.3f}", "seconds": "{:.1f}",
 }  # fmt: skip
 NOTE = """accuracy, ECE and AUROC in %. null: the ECE of a perfectly calibrated model with these confidences.
-AUROC: confidence on known digits against 8s and 9s. unknown: its mean on each."""
+AUROC: confidence on known digits against 8s and 9s. known, unseen: the mean unknown on each."""
 
 
 def demo_config(method: str, seed: int) -> RunConfig:
@@ -59,7 +59,7 @@ def run_demo(folder: Path, seed: int = 0) -> dict[str, dict[str, Any]]:
     storage.write_json(folder / WRITTEN[0], figures)
     print_table(
         f"digits, seed {seed}",
-        ["method", "accuracy", "ECE", "null", "NLL", "AUROC", "unknown: known", "unseen", "seconds"],
+        ["method", "accuracy", "ECE", "null", "NLL", "AUROC", "known", "unseen", "seconds"],
         [[method, *cells(each)] for method, each in figures.items()],
         note=NOTE,
     )

@@ -10,6 +10,7 @@ from eow import metrics
 from eow.data.catalog import CATALOG
 from eow.errors import EowError
 from eow.metrics.ood import THRESHOLDS, detection, scores
+from eow.metrics.statistics import FEWEST
 from eow.predictions import Predictions, file_name, losses, read
 from eow.storage import file_hash, read_json
 
@@ -89,7 +90,10 @@ def kind_of(outliers: Predictions) -> str:
 
 def intervals(known: Predictions, others: dict[str, Predictions], rounds: int = 1000) -> dict[str, dict[str, Any]]:
     """Basic bootstrap intervals (95 %) over the draw of the test samples: {"test": {"ece": (low, high), ...}, set:
-    {"auroc_confidence": (low, high), ...}}."""
+    {"auroc_confidence": (low, high), ...}}. None of sets that are too small to be resampled."""
+    if len(known.label) < FEWEST:
+        return {KNOWN: {}}
+    others = {name: each for name, each in others.items() if len(each.label) >= FEWEST}
 
     def interval(metric: str, *arrays: Any) -> tuple[float, float]:
         return metrics.bootstrap_interval(metric, *arrays, rounds=rounds)[1:]

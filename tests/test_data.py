@@ -636,6 +636,20 @@ def test_outliers_are_all_of_a_file_without_a_test_split(tmp_path: Path) -> None
     assert len(load_outlier("digits", DataConfig("mnist"), (1, 8, 8), "")) == len(load("digits", split="test"))
 
 
+def test_a_limit_that_leaves_classes_out_is_told_of(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=random.normal(size=(100, 4)), y=np.arange(100) % 10)
+    wanted = DataConfig(f"npz:{tmp_path}/a.npz", limit=4)
+    with pytest.warns(
+        RuntimeWarning, match=r"with data.limit=4, 6 of 10 classes have no training sample \(.*, \.\.\.\)"
+    ):
+        found = load_sets(wanted, 0)
+    assert len(set(found.train.labels)) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_sets(replace(wanted, limit=10), 0)
+
+
 def test_outliers_need_no_labels(tmp_path: Path) -> None:
     """A table has the run's own titles then, in any order; arrays are x alone. To train on, both need them."""
     rows = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
@@ -719,7 +733,8 @@ def test_folder_with_links(tmp_path: Path) -> None:
     assert (train.classes, len(train)) == (("a", "b"), 8)
     for target in (tmp_path / "elsewhere", tmp_path / "set/b", tmp_path / "gone.png"):
         (tmp_path / "set/b/more").symlink_to(target)
-        with pytest.raises(EowError, match="set/b/more is a link to no file: put what it stands for in its place, or"):
+        what = "a folder, which could lead in a circle" if target.is_dir() else "no file"
+        with pytest.raises(EowError, match=f"set/b/more is a link to {what}: put what it stands for in its place, or"):
             load(f"folder:{tmp_path}/set")
         (tmp_path / "set/b/more").unlink()
 

@@ -26,6 +26,7 @@ def test_unseen_classes_are_unknown_over_three_seeds(tmp_path: Path, capsys: pyt
     printed = capsys.readouterr().out
     for column in ("accuracy", "ECE", "NLL", "AUROC", "unseen", "seconds", "vanilla", "eow"):
         assert column in printed
+    assert max(len(line) for line in printed.splitlines() if line[0] in "┃│") <= 80  # a terminal shows it whole
     run_demo(tmp_path / "0", 0)  # a second demo replaces the first
 
 

@@ -55,6 +55,8 @@ def make_table(grid: Grid, runs: Path, failed: dict[str, str]) -> Table:
     ]  # fmt: skip
     apart = " and ".join(grid.axes[index].title for index in shared) if len(groups) > 1 else ""
     note = NOTE.replace("over the column", f"over the column of each {apart}") if apart else NOTE
+    if all(row["seeds"] == 1 for row in rows):
+        note = ""  # neither a ± nor a mark
     return {
         "name": grid.name, "title": grid.title, "size": grid.size, "axes": [axis.title for axis in grid.axes],
         "columns": columns, "rows": rows, "failed": missing, "note": note,

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from eow.cli.options import TO_WRITE, Root, Unofficial
+from eow.cli.options import TO_WRITE, Flowing, Root, Unofficial
 from eow.errors import EowError
 
-data_app = typer.Typer(no_args_is_help=True)
+data_app = typer.Typer(cls=Flowing, no_args_is_help=True)
 
 
 @data_app.command("list", epilog="Example:  eow data list")
@@ -59,6 +59,8 @@ def data_corruptions(
     from eow.data.corruptions.sheet import contact_sheet
 
     images = load(data, root or None, "test", allow_unofficial=allow_unofficial).inputs
+    if images.ndim != 4:
+        raise EowError(f"only images can be corrupted, and {data} has rows of numbers: name a set of images")
     if index >= len(images):
         raise EowError(f"{data} has {len(images)} test images, counted from 0: there is no image {index}")
     contact_sheet(images[index], out, seed=seed)

@@ -14,7 +14,17 @@ ORDER = (
 )  # fmt: skip
 
 
-class InOrderOfUse(TyperGroup):
+class Flowing(TyperGroup):
+    """Commands whose docstrings are shown without the line breaks of the source."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            command.help = "\n\n".join(" ".join(part.split()) for part in command.help.split("\n\n"))
+        return command
+
+
+class InOrderOfUse(Flowing):
     """Commands as one comes to need them, not as their modules happen to be imported."""
 
     def list_commands(self, ctx: Any) -> list[str]:

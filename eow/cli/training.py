@@ -1,5 +1,6 @@
 """Commands that train: one run and the demo; and what there is to train, and its theory."""
 
+import math
 import os
 import signal
 import sys
@@ -94,6 +95,10 @@ def wanted(resumed: Path | None, *layers: "Table") -> "RunConfig":
 
     asked = merge(*layers)
     keys = {(name, key) for name, section in asked.items() for key in (section if isinstance(section, dict) else [""])}
+    if resumed is not None and not resumed.exists() and not keys - {*ELSEWHERE}:
+        raise EowError(
+            f"there is no run in {resumed} to go on with: name its folder, or give settings (--data, ...) to start one"
+        )
     if resumed is None or keys - {*ELSEWHERE} or not (resumed / "config.json").is_file():
         return resolve(*layers)
     return from_table(merge(read_json(resumed / "config.json"), asked))
@@ -174,7 +179,7 @@ def demo(
 @app.command(epilog="Example:  eow theory --out theory.png --lam 0.1")
 def theory(
     out: Annotated[Path, typer.Option(help="The picture to write.", **TO_WRITE)] = Path("theory.png"),
-    lam: Annotated[float, typer.Option(help="λ, the weight of the energy term.")] = 0.1,
+    lam: Annotated[float, typer.Option(help="λ, the weight of the energy term, from 1e-6 to 1e6.")] = 0.1,
 ) -> None:
     """Draw what exact sampling drives each energy to, for a mixture in one dimension: p(x), the known mass and the
     unknown."""
@@ -183,9 +188,15 @@ def theory(
 
     rows = draw(out, lam=lam)
     columns = ["energy", "rank correlation with p", "largest deviation from proportional"]
-    cells = [[row.energy, f"{row.rank_correlation:.4f}", f"{row.deviation:.3f}"] for row in rows]
-    print_table(f"fixed points, λ = {lam}", columns, cells)
+    cells = [[row.energy, dashed(row.rank_correlation, 4), dashed(row.deviation, 3)] for row in rows]
+    none = [row.energy for row in rows if math.isnan(row.deviation)]
+    note = f"{' and '.join(none)}: no fixed point at this λ, the known mass falls to 0" if none else ""
+    print_table(f"fixed points, λ = {lam:g}", columns, cells, note)
     typer.echo(f"drawn to {out}")
+
+
+def dashed(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 @app.command(epilog="Example:  eow methods")
