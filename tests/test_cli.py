@@ -432,7 +432,7 @@ def test_theory_draws(call, tmp_path: Path) -> None:
     assert code == 0
     assert "paper" in out
     assert Image.open(tmp_path / "theory.png").size[0] > 600
-    refused(call("theory", "--out", tmp_path / "theory.png" / "theory.png"), "cannot be written to: Not a directory")
+    refused(call("theory", "--out", tmp_path / "theory.png" / "theory.png"), "cannot be written to: File exists")
     refused(call("theory", "--out", tmp_path / "t.png", "--lam", "-1"))
 
 
