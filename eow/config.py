@@ -7,18 +7,17 @@ A run's settings are layered, the later winning: the dataclasses' defaults, the 
 import dataclasses
 import json
 import re
-import tomllib
 import types
 import typing
 from dataclasses import dataclass, field
 from datetime import date, time
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Literal
 
+from eow.assignments import Table, number_or_text
+from eow.assignments import from_assignments as from_assignments  # with these one reads what is resolved here
+from eow.assignments import from_toml as from_toml
 from eow.errors import EowError
-
-Table = dict[str, Any]
 
 SECTIONS = ("data", "model", "method", "train")
 LARGEST = 10_000_000  # of a batch and of whatever a method counts: beyond, a slip of the hand and no memory
@@ -26,7 +25,6 @@ WIDEST = 1_000_000  # a hidden layer
 STEEPEST = 1e30  # a rate, or a decay: float32 ends at 3e38
 # Settings that say where a run happens, not what comes out of it: a run may be resumed with others.
 ELSEWHERE = (("data", "root"), ("data", "resident"), ("train", "device"), ("train", "checkpoint_every"))
-NAMES = (("data", "unknown_classes"), ("data", "outliers"))  # lists of them
 
 
 @dataclass(frozen=True)
@@ -161,53 +159,6 @@ def build(cls: type, table: Table, section: str) -> Any:
             )
             raise EowError(f"there is no setting {section}.{key}: {hint}")
     return cls(**{key: convert(value, hints[key], f"{section}.{key}") for key, value in table.items()})
-
-
-def number_or_text(part: str, words: bool) -> int | str:
-    """One of several values between commas: a whole number in plain digits, else text. Where it may be a name, a number
-    is no more than that name's spelling: 1_0 and 007 are names."""
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", part) or (words and str(int(part)) != part):
-        return part
-    return int(part)
-
-
-def from_text(text: str) -> Any:
-    """A value as TOML would read it; what TOML cannot read is a plain string, so that quotes are not needed in a
-    shell."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except RecursionError:
-        raise EowError(f"the value {text[:20]}... is nested too deeply: no setting is a list of lists") from None
-    except ValueError:  # TOML's own, and that of a number too long to be read
-        return float(text) if re.fullmatch(r"[+-]?\.\d+", text) else text  # TOML wants 0.2, a shell's user writes .2
-
-
-def from_assignments(assignments: list[str]) -> Table:
-    """["train.lr=0.1", "seed=3"] -> {"train": {"lr": 0.1}, "seed": 3}. Names between commas stay text: TOML would read
-    the class 1_0 as 10."""
-    table: Table = {}
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        section, dot, key = path.strip().partition(".")
-        if not equals or not section or (dot and not key):
-            raise EowError(f"--set {assignment!r} is no setting: write section.key=value, for example train.epochs=20")
-        if dot:
-            if not isinstance(table.setdefault(section, {}), dict):
-                raise EowError(f"--set {assignment!r} follows --set {section}={table[section]}: leave one of them out")
-            plain_text = (section, key) in NAMES and not text.strip().startswith(("[", '"', "'"))
-            table[section][key] = text.strip() if plain_text else from_text(text.strip())
-        else:
-            table[section] = from_text(text.strip())
-    return table
-
-
-def from_toml(path: str | Path) -> Table:
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # Windows' editors begin a file with a mark
-    except FileNotFoundError:
-        raise EowError(f"there is no file {path}: give the path of a TOML file with the run's settings") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise EowError(f"{path} cannot be read as TOML: {error}") from None
 
 
 def merge(*layers: Table) -> Table:
