@@ -285,6 +285,13 @@ def test_changed_data_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [file.name for file in (tmp_path / "run").glob(".*")] == [".lock"]
 
 
+def test_an_empty_name_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EowError, match="is an empty text: name one"):
+        runs.train(config(), "", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_with_hidden_files_is_fine_and_keeps_them(tmp_path: Path) -> None:
     wish = {"data": {"name": features(tmp_path / "x.npz", 1.0), "unknown_classes": [], "outliers": []}}
     theirs = [".env.local", ".pre-commit-config.yaml", ".gitignore", ".config.json.orig"]
@@ -299,18 +306,6 @@ def test_a_folder_with_hidden_files_is_fine_and_keeps_them(tmp_path: Path) -> No
     (folder / "summary.json").unlink()
     runs.train(config(wish), folder, resume=True, progress=False)
     assert {file.read_text() for file in [*mine, *(folder / name for name in theirs)]} == {"mine"}
-
-
-def test_a_damaged_vanilla_run_beside_is_not_taken_over(tmp_path: Path) -> None:
-    wish = {"data": {"name": features(tmp_path / "x.npz", 1.0), "unknown_classes": [], "outliers": [], "holdout": 0.2}}
-    runs.train(config(wish, method="vanilla"), tmp_path / "runs" / "vanilla", progress=False)
-    weights = tmp_path / "runs" / "vanilla" / "weights.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # so few samples may have no error
-        runs.train(config(wish, method="temperature"), tmp_path / "runs" / "own", progress=False)
-    log = storage.Log(tmp_path / "runs" / "own" / "log.jsonl").read()
-    assert [line["epoch"] for line in log] == [0, 1, 2, 3]
 
 
 def test_only_a_vanilla_run_on_the_same_data_is_taken_over(tmp_path: Path) -> None:
@@ -415,9 +410,13 @@ def test_damaged_weights_are_not_taken_over(tmp_path: Path) -> None:
     wish = {"train": {"epochs": 1}, "data": {"holdout": 0.1}}
     runs.train(config(wish, method="vanilla"), tmp_path / "vanilla", progress=False)
     flip(tmp_path / "vanilla", "model.tail.head.weight")
-    with pytest.raises(EowError, match=r"vanilla/weights\.safetensors is not the file"):
-        runs.train(config(wish, method="temperature"), tmp_path / "temperature", progress=False)
-    assert not (tmp_path / "temperature" / "summary.json").exists()
+    for folder in (tmp_path / "beside", tmp_path / "apart" / "alone"):
+        folder.parent.mkdir(exist_ok=True)
+        runs.train(config(wish, method="temperature"), folder, progress=False)
+    log = storage.Log(tmp_path / "beside" / "log.jsonl").read()
+    assert [line["epoch"] for line in log] == [0]  # and no line of what was taken over
+    beside, alone = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("beside", "apart/alone"))
+    assert beside == alone
 
 
 def test_the_callers_type_comes_back_with_the_last_of_several_threads() -> None:
