@@ -14,7 +14,7 @@ from eow.errors import EowError
 from eow.training import Training
 
 FILE = "checkpoint.safetensors"  # rank 0's, beside those of other ranks
-FILES = "checkpoint*"
+FILES = (FILE, "checkpoint-rank*.safetensors")
 PARTS = {"data": "training", "test": "test"}  # whose hashes a checkpoint has, by their key in its header
 
 
@@ -40,7 +40,7 @@ def exists(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    for file in folder.glob(FILES):
+    for file in (each for pattern in FILES for each in folder.glob(pattern)):
         file.unlink()
 
 

@@ -7,17 +7,17 @@ A run's settings are layered, the later winning: the dataclasses' defaults, the 
 import dataclasses
 import json
 import re
-import tomllib
 import types
 import typing
 from dataclasses import dataclass, field
+from datetime import date, time
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Literal
 
+from eow.assignments import Table, number_or_text
+from eow.assignments import from_assignments as from_assignments  # with these one reads what is resolved here
+from eow.assignments import from_toml as from_toml
 from eow.errors import EowError
-
-Table = dict[str, Any]
 
 SECTIONS = ("data", "model", "method", "train")
 LARGEST = 10_000_000  # of a batch and of whatever a method counts: beyond, a slip of the hand and no memory
@@ -125,10 +125,18 @@ def convert(value: Any, wanted: Any, key: str) -> Any:
                 continue
         raise EowError(f"{key} is {value!r}: give {' or '.join(KINDS.get(choice, str(choice)) for choice in choices)}")
     if origin is tuple:
+        words = str in (choices[0], *typing.get_args(choices[0]))
         if isinstance(value, str):
-            value = [from_text(part.strip()) for part in value.split(",") if part.strip()]
+            parts = [part.strip() for part in value.split(",")]
+            value = [number_or_text(part, words) for part in parts if part]
         elif not isinstance(value, list | tuple):
             value = [value]
+        for part in value:
+            if words and isinstance(part, bool | float | date | time):
+                text = str(part).lower()
+                raise EowError(
+                    f'{key} is {text}, which TOML takes for no name: if it is one, write it in quotes, "{text}"'
+                )
         return tuple(convert(part, choices[0], key) for part in value)
     if wanted is float and type(value) is int:
         return float(value)
@@ -151,43 +159,6 @@ def build(cls: type, table: Table, section: str) -> Any:
             )
             raise EowError(f"there is no setting {section}.{key}: {hint}")
     return cls(**{key: convert(value, hints[key], f"{section}.{key}") for key, value in table.items()})
-
-
-def from_text(text: str) -> Any:
-    """A value as TOML would read it; what TOML cannot read is a plain string, so that quotes are not needed in a
-    shell."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except RecursionError:
-        raise EowError(f"the value {text[:20]}... is nested too deeply: no setting is a list of lists") from None
-    except ValueError:  # TOML's own, and that of a number too long to be read
-        return float(text) if re.fullmatch(r"[+-]?\.\d+", text) else text  # TOML wants 0.2, a shell's user writes .2
-
-
-def from_assignments(assignments: list[str]) -> Table:
-    """["train.lr=0.1", "seed=3"] -> {"train": {"lr": 0.1}, "seed": 3}."""
-    table: Table = {}
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        section, dot, key = path.strip().partition(".")
-        if not equals or not section or (dot and not key):
-            raise EowError(f"--set {assignment!r} is no setting: write section.key=value, for example train.epochs=20")
-        if dot:
-            if not isinstance(table.setdefault(section, {}), dict):
-                raise EowError(f"--set {assignment!r} follows --set {section}={table[section]}: leave one of them out")
-            table[section][key] = from_text(text.strip())
-        else:
-            table[section] = from_text(text.strip())
-    return table
-
-
-def from_toml(path: str | Path) -> Table:
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise EowError(f"there is no file {path}: give the path of a TOML file with the run's settings") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise EowError(f"{path} cannot be read as TOML: {error}") from None
 
 
 def merge(*layers: Table) -> Table:
@@ -222,8 +193,9 @@ def check_sections(table: Any) -> None:
     check_table(table)
     for section in SECTIONS:
         if not isinstance(table.get(section, {}), dict):
+            example = "epochs" if section == "train" else "name"
             raise EowError(
-                f"{section} is {table[section]!r}: it is a section with keys, for example {section}.name=..."
+                f"{section} is {table[section]!r}: it is a section with keys, for example {section}.{example}=..."
             )
 
 

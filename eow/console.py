@@ -21,8 +21,9 @@ console = PlainConsole(soft_wrap=True)
 
 
 def plain_warnings() -> None:
-    """A warning as one line for a user, without the place in the source it came from."""
-    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+    """A warning as one line for a user, without the place in the source it came from. Like an error it may quote a
+    file, whose names command no terminal."""
+    warnings.showwarning = lambda message, *_, **__: print(f"warning: {printable(str(message))}", file=sys.stderr)
 
 
 def training_bar(show: bool = True) -> Progress:

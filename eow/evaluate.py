@@ -15,6 +15,7 @@ from eow.metrics.nulls import closed_form, simulated
 from eow.metrics.ood import THRESHOLDS, detection, scores
 from eow.metrics.scores import parts_of
 from eow.metrics.smooth import CELLS, smooth_gap
+from eow.metrics.statistics import FEWEST
 from eow.predictions import Predictions, file_name, losses, read
 from eow.storage import file_hash, read_json
 
@@ -96,7 +97,11 @@ def kind_of(outliers: Predictions) -> str:
 
 def intervals(known: Predictions, others: dict[str, Predictions], rounds: int = 1000) -> dict[str, dict[str, Any]]:
     """Intervals (95 %; Wilson's of the accuracy, else of the basic bootstrap) over the draw of the test samples:
-    {"test": {"ece": (low, high), ...}, set: {"auroc_confidence": (low, high), ...}}."""
+    {"test": {"ece": (low, high), ...}, set: {"auroc_confidence": (low, high), ...}}. None of sets that are too small to
+    be resampled."""
+    if len(known.label) < FEWEST:
+        return {KNOWN: {}}
+    others = {name: each for name, each in others.items() if len(each.label) >= FEWEST}
 
     def interval(metric: str, *arrays: Any) -> tuple[float, float]:
         return metrics.bootstrap_interval(metric, *arrays, rounds=rounds)[1:]

@@ -1,7 +1,10 @@
 """Words from elsewhere (names of classes, files and runs, whatever stands in a file) as text that does nothing."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
+
+LONGEST = 60  # letters of a name in a sentence
 
 # What is not shown but does something: line breaks, escape sequences, marks that turn the direction of writing, and
 # halves of characters that no file can hold.
@@ -25,9 +28,14 @@ def encoded(text: str) -> bytes:
     return "\n".join(map(printable, text.split("\n"))).encode()
 
 
-def shortened(names: list[str]) -> str:
-    """The first three of them, and that there are more."""
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+def brief(name: str) -> str:
+    """A name of any length, for a sentence."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 3]}..."
+
+
+def shortened(names: Sequence[str], most: int = 3) -> str:
+    """The first few of them, each brief, and that there are more."""
+    return ", ".join(map(brief, names[:most])) + (", ..." if len(names) > most else "")
 
 
 def no_formula(cell: Any) -> Any:

@@ -276,7 +276,8 @@ def predict_files(
     threshold, unknown_rate = policy(run, unknown_rate, threshold)
     rows = []
     for file in files:
-        inputs = read_inputs(Path(file), run.in_shape)
+        table = Path(file).suffix.lower() == ".csv" and len(run.in_shape) == 1
+        inputs = read_inputs(Path(file), run.in_shape, columns=trained_columns(run.folder) if table else ())
         said: list[tuple[int, float, float]] = []
         with float32_default(), own_randomness(torch.device("cpu"), run.config.seed):
             for first in range(0, len(inputs), BATCH):
@@ -291,6 +292,11 @@ def predict_files(
                 "class": run.classes[chosen] if chosen >= 0 else None, "confidence": confidence, "unknown": unknown,
             })  # fmt: skip
     return rows
+
+
+def trained_columns(folder: Path) -> list[str]:
+    """The titles of the features that a run was trained on, in their order; none where they had none."""
+    return [str(title) for title in read(folder / "predictions" / file_name("test")).manifest.get("columns", [])]
 
 
 def policy(run: "Run", unknown_rate: float | None, threshold: float | None) -> tuple[float | None, float | None]:

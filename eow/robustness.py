@@ -66,8 +66,6 @@ def predict_corrupted(
 ) -> Iterator[str]:
     """The run's predictions on its corrupted test set, or on the released CIFAR-C files in the folder `official`, into
     the run's folder, which is locked until the last. Yields each corruption's name when its file is there."""
-    from eow.runfolder import remove_temporary
-
     if test.inputs.ndim != 4:
         raise EowError(f"only images can be corrupted, and {test.name} has features")
     if official is not None and run.config.data.unknown_classes:
@@ -75,8 +73,9 @@ def predict_corrupted(
             "the released CIFAR-C files hold all classes, but this run has left some out: corrupt its own test set"
         )
     with storage.locked(run.folder) if run.folder.is_dir() else nullcontext():  # none is made before it is needed
-        remove_temporary(run.folder, "corruptions.*")  # not the others: predictions are written without the lock
-        remove_temporary(run.folder / FOLDER)
+        # Not what is left of other files: predictions are written without the lock.
+        storage.remove_temporary(run.folder, "corruptions.json", "corruptions.png")
+        storage.remove_temporary(run.folder / FOLDER, "*.safetensors")
         yield from each_corruption(run, test, seed, official, names)
 
 

@@ -17,6 +17,16 @@ from eow import storage
 from eow.config import ELSEWHERE, RunConfig
 from eow.data.sets import RunData
 from eow.errors import EowError
+from eow.opening import checked_hash
+
+FILES = {  # that a run writes whole, by the folder in it: of these, and of no others, a kill may leave halves
+    "": (
+        "config.json", "environment.json", "log.jsonl", "log.csv", "weights.safetensors", "checkpoint*.safetensors",
+        "summary.json", "threshold.json", "corruptions.json", "corruptions.png",
+    ),
+    "predictions": ("*.safetensors",),
+    "corrupted": ("*.safetensors",),
+}  # fmt: skip
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -89,16 +99,31 @@ def open_folder(folder: Path, config: RunConfig, resume: bool) -> Iterator[bool]
 
 
 def remove_leftovers(folder: Path) -> None:
-    """What a kill left half-written: storage.atomic's temporary files. Only with the lock in hand."""
-    for place in (folder, folder / "predictions", folder / "corrupted"):
-        remove_temporary(place)
+    """What a kill left half-written of a run's files. Only with the lock in hand."""
+    for place, names in FILES.items():
+        storage.remove_temporary(folder / place, *names)
 
 
-def remove_temporary(place: Path, name: str = "*") -> None:
-    """storage.atomic's temporary files for a file of such a name."""
-    for file in place.glob(f".{name}.*"):
-        if file.is_file():
-            file.unlink()
+def foreign_files(folder: Path) -> list[Path]:
+    """What lies in a run's folder and is no file of a run; hidden files do not count."""
+    own = {folder / place for place in FILES} | {*run_files(folder)}
+    return [path for path in sorted(folder.rglob("*")) if path not in own and not path.name.startswith(".")]
+
+
+def run_files(folder: Path) -> Iterator[Path]:
+    for place, names in FILES.items():
+        for name in names:
+            yield from (folder / place).glob(name)
+
+
+def remove_run(folder: Path) -> None:
+    """All files of the run in the folder, and no others. Only with the lock in hand, which stays."""
+    remove_leftovers(folder)
+    for file in [*run_files(folder)]:
+        file.unlink()
+    for place in (folder / name for name in FILES if name):
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
 
 
 def find_vanilla(folder: Path, config: RunConfig, data: RunData, device: torch.device) -> Path | None:
@@ -112,6 +137,7 @@ def find_vanilla(folder: Path, config: RunConfig, data: RunData, device: torch.d
             found = {name: summary["sets"][name]["hash"] if name in summary["sets"] else None for name in hashes}
             if found != hashes or difference(settings, wanted) or not (beside / "weights.safetensors").is_file():
                 continue
+            checked_hash(beside)
             where = str(storage.read_json(beside / "environment.json", "device")["device"])
             if config.train.precision != "auto" or where.startswith(device.type):
                 return beside

@@ -48,6 +48,8 @@ def train(
     `loggers` names those of loggers.py that are to have the log as well, separated by commas."""
     if not isinstance(config, RunConfig):
         raise EowError(f"a {type(config).__name__} is no run's config: pass eow.resolve({{...}})")
+    if folder == "":  # which pathlib takes for the folder one is in
+        raise EowError("the run's folder is an empty text: name one")
     needs_gradients("eow.train")
     folder, wanted = Path(folder), [name for name in loggers.split(",") if name]
     check_names(wanted)

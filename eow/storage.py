@@ -6,18 +6,21 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
 from eow.errors import EowError
 
 LARGEST_TEXT = 256 << 20  # bytes of a JSON file or a log: a run's own have a thousandth of it
+TOKEN = re.compile(r"[0-9a-f]{8}")  # what ends the name of a file that `atomic` is filling
 
 
 def atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -42,6 +45,15 @@ def atomic(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def remove_temporary(folder: Path, *names: str) -> None:
+    """What a kill has left of `atomic` in the folder, of files with these names (or patterns), and nothing else: there
+    may be hidden files of the user's. Only with the lock in hand."""
+    for file in folder.glob(".*"):
+        name, _, token = file.name[1:].rpartition(".")
+        if TOKEN.fullmatch(token) and any(fnmatchcase(name, each) for each in names) and file.is_file():
+            file.unlink()
 
 
 def check_regular(path: Path) -> os.stat_result:

@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import EowError
-from .storage import atomic
+from .storage import atomic, make_folder
 
 ENERGIES = ("paper", "proof", "complement")
+SMALLEST, LARGEST = 1e-6, 1e6  # λ that is drawn
 
 
 class Sides(NamedTuple):
@@ -246,6 +247,8 @@ def draw(path: str | Path, lam: float = 0.1, points: int = 400, steps: int = 200
     path = Path(path)
     if path.suffix.lower() != ".png":
         raise EowError(f"{path} does not end in .png: the drawing is a PNG file.")
+    if not SMALLEST <= lam <= LARGEST:  # beyond, float64 cannot tell s or u from 0 any more
+        raise EowError(f"λ is {lam:g}: give a weight from {SMALLEST:g} to {LARGEST:g}.")
     x, joint = mixture(points)
     rows = summary_rows(joint, lam)
     figure = Figure(figsize=(13, 7.6), layout="constrained")
@@ -301,6 +304,7 @@ def draw_energy(axes: Any, row: Row, x: np.ndarray, joint: np.ndarray, lam: floa
 
 def save(figure: Any, path: Path) -> None:
     drawn = io.BytesIO()
+    make_folder(path.absolute().parent)
     figure.savefig(drawn, format="png", dpi=120)
     atomic(path, lambda file: file.write(drawn.getvalue()))
 

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from eow import cli, storage
-from eow.bench import bench, engines, schedule
+from eow.bench import bench, check_folder, engines, schedule
 from eow.bench.grid import Grid, read_grid
 from eow.bench.records import record_folder, write_record
 from eow.bench.table import make_table
@@ -477,3 +477,23 @@ def test_what_cannot_be_run_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with storage.locked(tmp_path / "out"), pytest.raises(EowError, match="in use by process"):
         bench(tmp_path / "small.toml", tmp_path / "out")
+
+
+def test_a_folder_that_is_no_benchs_is_left_alone(tmp_path: Path, finished: tuple[Path, dict, str]) -> None:
+    (tmp_path / "small.toml").write_text(TEXT)
+    out = tmp_path / "out"
+    out.mkdir()
+    for make, words in (
+        (lambda: (out / "table.csv").write_text("mine"), "out is not empty and holds no bench"),
+        (lambda: (out / "runs").mkdir(), r"table\.csv is of no bench"),
+        (lambda: (out / "table.json").write_text('{"vanilla": 1}'), r"table\.json is of no bench"),
+    ):
+        make()
+        before = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+        with pytest.raises(EowError, match=words):
+            bench(tmp_path / "small.toml", out)
+        assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    begun = tmp_path / "begun"
+    (begun / "runs").mkdir(parents=True)
+    for folder in (tmp_path / "new", begun, finished[0] / "out"):  # none, interrupted, finished
+        check_folder(folder)

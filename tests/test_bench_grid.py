@@ -250,6 +250,16 @@ def matched(match: str) -> str:
         ("[quick]", '[[axis]]\ntitle = "a"\nkey = "train.lr"\n[quick]', "key and values"),
         ("[quick]", '[[axis]]\ntitle = "a"\nkey = "train.rate"\nvalues = [1]\n[quick]', "train.rate"),
         ("[quick]", '[[axis]]\ntitle = "a"\nkey = "train.lr"\nvalues = [1, 1]\n[quick]', "one label"),
+        ("[quick]", '[[axis]]\ntitle = "a"\nkey = "seed"\nvalues = [1, 2]\n[quick]', "'a' sets seed: a grid's"),
+        ("[quick]", '[[axis]]\ntitle = "a"\nkey = "method.name"\nvalues = ["jem"]\n[quick]', "'a' sets method.name: "),
+        ("[quick]", '[[axis]]\ntitle = "a"\npoints = [{ label = "b", seed = 3 }]\n[quick]', "the axis 'a' sets seed"),
+        ("[settings]", "[settings]\nseed = 3", "[settings] sets seed: a grid's methods and seeds are grid.methods"),
+        ("[quick]", "[methods.eow]\nseed = 3\n[quick]", "[methods.eow] sets seed"),
+        ("[quick]", "[methods.eow.method]\nname = 'jem'\n[quick]", "[methods.eow] sets method.name"),
+        ("[quick]", "[quick.settings.method]\nname = 'jem'", "[settings] sets method.name"),
+        ("[quick]", '[[axis]]\ntitle = "a"\npoints = [{ label = "b" }, { label = "c" }]\n[quick]',
+         "the rows b / vanilla and c / vanilla are the same runs: leave one out"),
+        ("[quick]", '[[axis]]\ntitle = "a"\nkey = "data.root"\nvalues = ["b", "c"]\n[quick]', "are the same runs"),
         ("seeds = 2", 'seeds = 2\npaper = { table = "table9" }', "'table9'"),
         ("seeds = 2", 'seeds = 2\npaper = { tabel = "table9" }', "'tabel'"),
         ("[quick]", "[quick", "TOML"),
@@ -279,6 +289,12 @@ def test_a_mistake_is_named_with_its_file(tmp_path: Path, old: str, new: str, na
         grid_of(tmp_path, TEXT.replace(old, new))
     assert names in str(caught.value)
     assert "small.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"seed": 3}, {"method": {"name": "jem"}}])
+def test_the_command_line_lays_no_other_method_or_seed_over_a_grid(tmp_path: Path, settings: dict) -> None:
+    with pytest.raises(EowError, match=r"--set sets .*grid\.seeds \(on the command line --only and --seeds\)"):
+        grid_of(tmp_path, TEXT, settings=settings)
 
 
 def test_names_and_options_of_methods_find_the_papers_row(tmp_path: Path) -> None:

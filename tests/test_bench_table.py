@@ -49,6 +49,13 @@ def rows_of(table: dict) -> dict[str, dict]:
     return {row["method"]: row for row in table["rows"]}
 
 
+def test_one_seed_has_no_note_on_deviations_and_marks(tmp_path: Path) -> None:
+    for seeds in (1, 2):
+        grid = small_grid(["accuracy"], seeds=seeds)
+        table = make_table(grid, write_runs(grid, tmp_path / str(seeds), FIGURES), {})
+        assert ("±" in table["note"], "v+" in markdown(table)) == (seeds > 1, seeds > 1)
+
+
 def test_means_deviations_and_the_papers_figures(tmp_path: Path) -> None:
     grid = small_grid(["accuracy", "ece", "unknown", "brier", "seconds", "seconds_per_iteration"])
     table = make_table(grid, write_runs(grid, tmp_path, FIGURES), {})

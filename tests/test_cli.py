@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -171,7 +172,7 @@ def test_predict_says_unknown_where_that_is_the_most_probable_answer(run: Path, 
         assert all((row["class"] is None) == (row["unknown"] > row["confidence"]) for row in rows)
         shown = call(*ask)[1]
         cells = [line.split("│")[2].strip() for line in shown.splitlines() if "x.npy" in line]
-        assert cells == ["unknown" if row["class"] is None else row["class"] for row in rows]
+        assert cells == ["- (unknown)" if row["class"] is None else row["class"] for row in rows]
         assert "more probable" not in shown
         always = json.loads(call(*ask, "--threshold", "0", "--json")[1])
         assert all(row["label"] >= 0 for row in always)
@@ -243,6 +244,14 @@ def test_nan_features_are_refused(call, tmp_path: Path) -> None:
     refused(call("train", "--data", f"csv:{tmp_path / 'bad.csv'}", "--out", folder, *TINY), "bad.csv")
     assert not folder.exists()
     assert call("train", "--data", f"csv:{tmp_path / 'good.csv'}", "--out", folder, *TINY)[0] == 0
+    lines = rows.splitlines()
+    (tmp_path / "swapped.csv").write_text("".join(",".join([*line.split(",")[::-1]]) + "\n" for line in lines))
+    said = json.loads(call("predict", folder, tmp_path / "swapped.csv", "--json")[1])
+    np.save(tmp_path / "x.npy", np.array([line.split(",")[:2] for line in lines[1:]], float))
+    wanted = json.loads(call("predict", folder, tmp_path / "x.npy", "--json")[1])
+    assert [row["confidence"] for row in said] == [row["confidence"] for row in wanted]
+    (tmp_path / "strange.csv").write_text("".join(f"{line.rpartition(',')[0]}\n" for line in lines))
+    assert call("evaluate", folder, "--on", f"csv:{tmp_path / 'strange.csv'}")[0] == 0  # outliers need no label
     np.save(tmp_path / "x.npy", np.array([[1.0, 2.0], [np.nan, 0.0]]))
     refused(call("predict", folder, tmp_path / "x.npy"), "row 1")
     np.save(tmp_path / "x.npy", np.array([[1.0, 2.0, 3.0]]))
@@ -306,6 +315,13 @@ def test_an_unfinished_run_is_resumed_by_the_command_that_its_refusal_names(run:
     assert call(*command[1:], "--device", "cpu", "--quiet")[0] == 0  # where it happens may differ
 
 
+def test_a_run_that_is_not_there_is_not_gone_on_with(call, tmp_path: Path) -> None:
+    refused(call("train", "--resume", "--out", tmp_path / "typo"), "there is no run in", "typo to go on with: name its")
+    refused(call("train", "--resume", "--out", tmp_path / "typo", "--device", "cpu"), "to go on with")
+    assert not list(tmp_path.iterdir())
+    assert call("train", "--resume", "--out", tmp_path / "new", *TINY)[0] == 0  # with settings it is begun
+
+
 def test_no_seeds_are_refused(call, tmp_path: Path) -> None:
     grid = Path(__file__).parent.parent / "benchmarks" / "demo.toml"
     refused(call("bench", grid, "--seeds", "0", "--out", tmp_path / "out"), "--seeds")
@@ -352,6 +368,9 @@ def test_evaluate_refuses_what_is_no_run(call, tmp_path: Path) -> None:
 def test_an_unknown_rate_needs_an_unknown(call, tmp_path: Path) -> None:
     call("train", "--method", "vanilla", "--out", tmp_path / "run", *TINY)
     refused(call("evaluate", tmp_path / "run", "--unknown-rate", "0.1"), "vanilla has no unknown logit")
+    report = call("report", tmp_path / "run", "--unknown-rate", "0.1", "-o", tmp_path / "r.html")
+    refused(report, "none of these runs (vanilla) has an unknown logit: leave the unknown rate out")
+    assert not (tmp_path / "r.html").exists()
     np.save(tmp_path / "x.npy", np.zeros((1, 1, 8, 8), np.uint8))
     refused(
         call("predict", tmp_path / "run", tmp_path / "x.npy", "--unknown-rate", "0.1"), "vanilla has no unknown logit"
@@ -391,12 +410,29 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("lam", ["1e-300", "1e-10", "1e20", "0", "-1", "nan", "inf"])
+def test_theory_refuses_a_weight_that_float64_cannot_draw(call, tmp_path: Path, lam: str) -> None:
+    refused(call("theory", "--out", tmp_path / "theory.png", "--lam", lam), "λ is", "from 1e-06 to 1e+06")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("lam", ["1e-6", "1.5", "1e6"])
+def test_theory_says_where_nothing_rests(call, tmp_path: Path, lam: str) -> None:
+    code, out, _ = call("theory", "--out", tmp_path / "new" / "theory.png", "--lam", lam)
+    assert code == 0
+    assert "nan" not in out
+    assert (tmp_path / "new" / "theory.png").exists()  # with its folder, as a report is
+    last = next(line for line in out.splitlines() if line.startswith("│ complement"))
+    assert [cell.strip() == "-" for cell in last.split("│")[2:4]] == [float(lam) > 1] * 2
+    assert ("complement: no fixed point at this λ" in out) == (float(lam) > 1)
+
+
 def test_theory_draws(call, tmp_path: Path) -> None:
     code, out, _ = call("theory", "--out", tmp_path / "theory.png")
     assert code == 0
     assert "paper" in out
     assert Image.open(tmp_path / "theory.png").size[0] > 600
-    refused(call("theory", "--out", tmp_path / "none" / "theory.png"))
+    refused(call("theory", "--out", tmp_path / "theory.png" / "theory.png"), "cannot be written to: File exists")
     refused(call("theory", "--out", tmp_path / "t.png", "--lam", "-1"))
 
 
@@ -426,6 +462,20 @@ def test_evaluate_with_intervals_prints_them(run: Path, call) -> None:
     assert "unseen" in out
 
 
+def test_intervals_of_a_handful_are_left_out(call, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    arrays = {"x_train": random.normal(size=(60, 3)), "y_train": np.arange(60) % 2}
+    np.savez(tmp_path / "x.npz", **arrays, x_test=random.normal(size=(9, 3)), y_test=np.arange(9) % 2)
+    np.savez(tmp_path / "o.npz", x=random.normal(size=(9, 3)))
+    settings = ["--data", f"npz:{tmp_path}/x.npz", "--outliers", f"npz:{tmp_path}/o.npz", "--method", "vanilla"]
+    assert call("train", *settings, "--out", tmp_path / "run", *TINY)[0] == 0
+    assert json.loads(call("evaluate", tmp_path / "run", "--intervals", "--json")[1])["intervals"] == {"test": {}}
+    shown = call("evaluate", tmp_path / "run", "--intervals")[1]
+    assert "[" not in shown.split("accuracy %")[1].split("NLL")[0]
+    assert "no intervals: of fewer than 10 test samples" in " ".join(shown.split())
+    assert call("report", tmp_path / "run", "-o", tmp_path / "r.html")[0] == 0
+
+
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has kept something for a threshold."""
@@ -452,9 +502,9 @@ def test_a_threshold_is_certified_and_predict_abstains(certified: Path, call, tm
     assert all(row["label"] == -1 and row["class"] is None for row in abstained)
     assert all(row["label"] >= 0 for row in rows if row["confidence"] >= found["threshold"])
     shown = call("predict", certified, tmp_path / "noise.npy")[1]
-    assert sum(line.split("│")[2].strip() == "unknown" for line in shown.splitlines() if "noise.npy" in line) == len(
-        abstained
-    )
+    assert sum(
+        line.split("│")[2].strip() == "- (unknown)" for line in shown.splitlines() if "noise.npy" in line
+    ) == len(abstained)
     rows = json.loads(call("predict", certified, tmp_path / "noise.npy", "--threshold", "0", "--json")[1])
     assert all(row["label"] >= 0 for row in rows)
     refused(call("predict", certified, tmp_path / "noise.npy", "--threshold", "1.5"), "no confidence")
@@ -546,6 +596,12 @@ def test_images_too_small_to_corrupt_are_said(run: Path, call) -> None:
     assert not (run / "corrupted").exists()
 
 
+def test_a_table_is_not_corrupted(call, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b,label\n" + "1,2,x\n2,3,y\n" * 5)
+    sheet = call("data", "corruptions", "--data", f"csv:{tmp_path}/t.csv", "--out", tmp_path / "sheet.png")
+    refused(sheet, "only images can be corrupted, and csv:", "has rows of numbers: name a set of images")
+
+
 def test_a_contact_sheet_of_corruptions_is_drawn(pictures: Path, call, tmp_path: Path) -> None:
     code, out, _ = call("data", "corruptions", "--data", f"npz:{pictures}", "--index", "3", "--out", tmp_path / "s.png")
     assert code == 0
@@ -560,6 +616,23 @@ def test_a_contact_sheet_of_corruptions_is_drawn(pictures: Path, call, tmp_path:
     refused(call(*sheets, "cifar10", "--root", tmp_path), "eow data fetch cifar10")
     refused(call("data", "corruptions", "--data", f"npz:{pictures}", "--out", tmp_path / "s.jpg"), ".png")
     assert [path.name for path in tmp_path.iterdir()] == ["s.png"]
+
+
+@pytest.mark.parametrize("command", [[], ["data"]])
+def test_help_has_the_line_breaks_of_its_own_width(command: list[str]) -> None:
+    """At any width, where a line is not the last of its command, the next word would not have fitted on it."""
+    shown = CliRunner().invoke(cli.app, [*command, "--help"], env={"COLUMNS": "100", "TERMINAL_WIDTH": "100"}).output
+    told = [line.strip("│ \n") for line in shown.split("Commands ─")[1].splitlines()[1:] if line.startswith("│")]
+    listed = " ".join(" ".join(told).split())
+    app = cli.app if not command else cli.data.data_app
+    for each in app.registered_commands:
+        assert each.callback is not None
+        assert " ".join((each.callback.__doc__ or "").split()) in listed
+    lines = [line[1:-1] for line in shown.split("Commands ─")[1].splitlines()[1:] if line.startswith("│")]
+    indent = max(len(line) - len(line.lstrip()) for line in lines)
+    for line, following in pairwise(lines):
+        if following.startswith(" " * indent):
+            assert len(line.rstrip()) + 1 + len(following.split()[0]) > len(line) - 1, (line, following)
 
 
 def test_help_lists_commands_in_the_order_of_use(call) -> None:
@@ -578,7 +651,13 @@ def test_data_list_and_verify(call, tmp_path: Path) -> None:
     assert code == 1
     assert "missing" in out
     assert call("data", "verify", "digits") == (0, "digits is built in: there are no files to verify\n", "")
-    refused(call("data", "verify", "nothing"), "no data set named")
+    for words, able in ((["verify", "nothing"], True), (["fetch", "nothing"], False)):
+        refusal = call("data", *words, "--root", tmp_path)
+        refused(refusal, "no data set named 'nothing' here: use one of mnist, ", "tiny_imagenet")
+        assert "digits" not in refusal[2]
+        assert "csv:" not in refusal[2]
+        assert ("notmnist" in refusal[2]) == able
+    refused(call("data", "fetch", "noise"), "noise has no official files")
     refused(call("data", "fetch", "notmnist", "--root", tmp_path), "notMNIST")
 
 
@@ -594,6 +673,19 @@ def test_data_list_and_verify(call, tmp_path: Path) -> None:
         (["train", "--out"], ["--out", "requires an argument", "eow train --help"]),
         (["data", "fetch", "--root"], ["--root", "requires an argument", "eow data fetch --help"]),
         (["evaluate", "x", "--seed", "-1"], ["invalid value", "--seed", "eow evaluate --help"]),
+        *(
+            ([*command, ""], ["invalid value", "it is empty: name a path"])
+            for command in (
+                ["train", "--out"],
+                ["demo", "--out"],
+                ["demo", "--build"],
+                ["bench", "x.toml", "--out"],
+                ["report", "x", "-o"],
+                ["export", "x", "-o"],
+                ["theory", "--out"],
+                ["data", "corruptions", "--out"],
+            )
+        ),
         (["methods", "a\x1b[31m\nb"], ["unexpected extra argument", "eow methods --help"]),
     ],
 )

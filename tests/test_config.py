@@ -119,7 +119,8 @@ def test_release_recipe_is_the_authors_code() -> None:
         ("method.name=eov", "no method 'eov': choose one of vanilla, .*eow"),
         ("data.name=digit", "no data set named 'digit'"),
         ("recipe=old", "no recipe 'old'"),
-        ("train=3", "train is 3: it is a section"),
+        ("train=3", r"train is 3: it is a section with keys, for example train\.epochs="),
+        ("data=3", r"data is 3: it is a section with keys, for example data\.name="),
         ("nonsense", "write section.key=value"),
         ("=3", "write section.key=value"),
         ("recipe=[1]", r"recipe is \[1\]"),
@@ -189,6 +190,31 @@ def test_toml_files(tmp_path: Path) -> None:
         from_toml(tmp_path / "none.toml")
     with pytest.raises(EowError, match=r"recipe is \{\}"):
         resolve({"recipe": {}})
+
+    for encoding in ("utf-8", "utf-8-sig"):  # with the mark that some editors begin a file with
+        good.write_text("seed = 5\n", encoding=encoding)
+        assert from_toml(good) == {"seed": 5}
+
+
+@pytest.mark.parametrize("text", ["1_0", "true", "2.0", "2.5", "2021-01-01", "0x10", "007", "inf", "8,1_0", 30 * "9"])
+def test_names_on_the_command_line_are_not_read_as_toml(text: str) -> None:
+    """As --unknown-classes and --set take them: a whole number in plain digits is one, all else is a name."""
+    wanted = tuple(8 if part == "8" else part for part in text.split(","))
+    for layer in ({"data": {"unknown_classes": text}}, from_assignments([f"data.unknown_classes={text}"])):
+        assert resolve(layer).data.unknown_classes == wanted
+    assert resolve(from_assignments(['data.unknown_classes=[3, "1_0"]'])).data.unknown_classes == (3, "1_0")
+    assert resolve(from_assignments(["model.hidden=016,+8"])).model.hidden == (16, 8)
+
+
+@pytest.mark.parametrize("value", ["2.5", "true", "2021-01-01", "12:30:00", "2021-01-01 12:30:00"])
+def test_a_name_that_toml_takes_for_something_else_is_to_be_quoted(tmp_path: Path, value: str) -> None:
+    (tmp_path / "run.toml").write_text(f"[data]\nunknown_classes = [8, {value}]\n")
+    with pytest.raises(
+        EowError, match=f'data.unknown_classes is {value}, which .*: if it is one, .* quotes, "{value}"'
+    ):
+        resolve(from_toml(tmp_path / "run.toml"))
+    (tmp_path / "run.toml").write_text(f"[data]\nunknown_classes = [8, '{value}']\n")
+    assert resolve(from_toml(tmp_path / "run.toml")).data.unknown_classes == (8, value)
 
 
 def test_ints_are_floats_but_not_the_other_way_round() -> None:

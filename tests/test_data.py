@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 
 from eow import mapping
 from eow.config import DataConfig, resolve
-from eow.data import Dataset, holdout_split, known_unknown, load, statistics, tables
+from eow.data import Dataset, csv_files, holdout_split, known_unknown, load, statistics
 from eow.data.catalog import CATALOG, data_root
 from eow.data.dataset import known_part, stratified_split
 from eow.data.matlab import read_mat
@@ -636,6 +636,39 @@ def test_outliers_are_all_of_a_file_without_a_test_split(tmp_path: Path) -> None
     assert len(load_outlier("digits", DataConfig("mnist"), (1, 8, 8), "")) == len(load("digits", split="test"))
 
 
+def test_a_limit_that_leaves_classes_out_is_told_of(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=random.normal(size=(100, 4)), y=np.arange(100) % 10)
+    wanted = DataConfig(f"npz:{tmp_path}/a.npz", limit=4)
+    with pytest.warns(
+        RuntimeWarning, match=r"with data.limit=4, 6 of 10 classes have no training sample \(.*, \.\.\.\)"
+    ):
+        found = load_sets(wanted, 0)
+    assert len(set(found.train.labels)) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_sets(replace(wanted, limit=10), 0)
+
+
+def test_outliers_need_no_labels(tmp_path: Path) -> None:
+    """A table has the run's own titles then, in any order; arrays are x alone. To train on, both need them."""
+    rows = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=rows)
+    (tmp_path / "b.csv").write_text("b,a\n" + "".join(f"{b},{a}\n" for a, b in rows.tolist()))
+    for name, columns in ((f"npz:{tmp_path}/a.npz", ()), (f"csv:{tmp_path}/b.csv", ("a", "b"))):
+        found = load_outlier(name, DataConfig("csv:x.csv"), (2,), "", columns)
+        np.testing.assert_array_equal(found.inputs, rows)
+        assert found.columns == columns
+        assert (found.classes, set(found.labels)) == (("outlier",), {0})
+        for split in ("train", "test"):
+            with pytest.raises(EowError):
+                load(name, split=split, columns=columns)
+    with pytest.raises(EowError, match=r"without a label have exactly the run's columns \(a, b, c\)"):
+        load_outlier(f"csv:{tmp_path}/b.csv", DataConfig("csv:x.csv"), (3,), "", ("a", "b", "c"))
+    with pytest.raises(EowError, match="give it the run's columns, with a label or without"):
+        load_outlier(write_csv(tmp_path, "a,label", *["1,x"] * 9), DataConfig("csv:x.csv"), (2,), "", ("a", "b"))
+
+
 @pytest.mark.parametrize("name", ["csv:~who is that/a.csv", "npz:~who is that/a.npz", "folder:~who is that"])
 def test_the_folder_of_a_user_who_is_none(name: str) -> None:
     with pytest.raises(EowError, match=r"~who is that.*(cannot be read|is not a folder)"):
@@ -700,7 +733,8 @@ def test_folder_with_links(tmp_path: Path) -> None:
     assert (train.classes, len(train)) == (("a", "b"), 8)
     for target in (tmp_path / "elsewhere", tmp_path / "set/b", tmp_path / "gone.png"):
         (tmp_path / "set/b/more").symlink_to(target)
-        with pytest.raises(EowError, match="set/b/more is a link to no file: put what it stands for in its place, or"):
+        what = "a folder, which could lead in a circle" if target.is_dir() else "no file"
+        with pytest.raises(EowError, match=f"set/b/more is a link to {what}: put what it stands for in its place, or"):
             load(f"folder:{tmp_path}/set")
         (tmp_path / "set/b/more").unlink()
 
@@ -1083,7 +1117,7 @@ def test_csv_labels_are_not_searched_for_one_by_one(tmp_path: Path, monkeypatch:
         def index(self, *_: object) -> int:
             pytest.fail("searched")
 
-    monkeypatch.setattr(tables, "sorted", lambda *a, **k: Unsearched(sorted(*a, **k)), raising=False)
+    monkeypatch.setattr(csv_files, "sorted", lambda *a, **k: Unsearched(sorted(*a, **k)), raising=False)
     data = load(write_csv(tmp_path, "a,label", *(f"{index},w{index // 2}" for index in range(2000))))
     assert [data.classes[label] for label in data.labels] == [f"w{int(a) // 2}" for a in data.inputs[:, 0]]
 
@@ -1102,6 +1136,15 @@ def test_csv_labels_are_not_searched_for_one_by_one(tmp_path: Path, monkeypatch:
         ("a,y", ["1,x", "1, "], "data row 2: the label .* is empty"),
         ("a,y", ["1,x", "1,NaN", "1,x"], "data row 2: the label .* is NaN"),
         ("a,y", ["1,x", "nan,x", "1,x"], "row 1, column 0"),
+        ("a,y", ["1,x", '2,"x', *["3,x"] * 9], "from line 3 on .*is a quote not closed there"),
+        (
+            "a,y",
+            ['1,"x', "2,x", '3,x"', "4,x"],
+            "data row 1: the label .* has a line break in it: is a quote not closed",
+        ),
+        ("a,y", ['"1,x', "2,x"], "from line 2 on .*is a quote not closed there"),
+        ("a,y", ['1,"x"y', "2,x"], "from line 2 on"),
+        ('a,"b', ['c",y', "2,x", "2,y"], "the title .* has a line break in it"),
         ("a,y", [], "needs a header row"),
         ("y", ["1", "2"], "needs a header row"),
         ("a,y", ["1,x"], "too few"),

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import io
 import shutil
+import socket
 import tarfile
 import threading
 import zipfile
@@ -195,6 +196,25 @@ def test_all_mirrors_down_names_each(server: Server, tmp_path: Path, monkeypatch
     add_file(monkeypatch, server, CONTENT, server.url("a"), server.url("b"))
     with pytest.raises(EowError, match=r"/a: 404.*/b: 404"):
         fetch("toy", tmp_path, progress=False)
+
+
+def test_without_a_network_one_sentence_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that nobody listens on is no network; neither is a name that nobody knows."""
+    monkeypatch.setenv("NO_PROXY", "*")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}/"
+    urls = (f"{address}a", f"{address}b", "http://nowhere.invalid/c")
+    add_set(monkeypatch, (File("deep/er/toy.mat", "0"),), Archive("deep/er/toy.mat", urls, "0"))
+    (tmp_path / "root").mkdir()
+    for root in (tmp_path / "root", tmp_path / "new"):
+        with pytest.raises(EowError) as caught:
+            fetch("toy", root, progress=False)
+        assert str(caught.value) == (
+            "toy could not be fetched (no connection to 127.0.0.1 or nowhere.invalid): see to the network and try "
+            f"again, or put deep/er/toy.mat below {root} by hand"
+        )
+    assert [path.name for path in tmp_path.rglob("*")] == ["root"]
 
 
 def tar_of(members: dict[str, bytes], link: str = "") -> bytes:

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -522,6 +523,27 @@ def test_an_error_is_one_line_that_commands_no_terminal(
     assert printable("λ, 猫\u3000é ❤\u200d🔥 עברית") == "λ, 猫\u3000é ❤\u200d🔥 עברית"  # what people write stays
     said = told(capsys, monkeypatch, "evaluate", tmp_path / "\x1b[2Jno\nrun\u202e")
     assert "?[2Jno?run?" in said
+
+
+def test_a_warning_is_one_line_that_commands_no_terminal(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which plain_warnings replaces
+    rows = [f"{row},{row % 7},{'ab'[row % 2]}" for row in range(60)]
+    names = [f'1,1,"{100 * word}\x1b]0;owned\x07{chr(0x202E)}"' for word in "vwxyz"]
+    (tmp_path / "x.csv").write_text("\n".join(["p,q,label", *rows, *names]) + "\n")
+    monkeypatch.setattr(sys, "argv", f"eow train --data csv:{tmp_path}/x.csv --out {tmp_path}/run --epochs 1".split())
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert ended.value.code == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "have no test sample" in line]
+    assert len(said) == 1
+    assert said[0].startswith("warning: ")
+    assert not set("\x1b\x07\u202e") & set(said[0])
+    assert "vvv..." in said[0]
+    assert 61 * "v" not in said[0]
 
 
 def test_a_table_in_the_terminal_holds_names_as_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,3 +166,41 @@ def test_the_default_model_of_a_wrong_name() -> None:
     for wrong in ("permuted:", "permuted:mnst", "mnst"):
         with pytest.raises(EowError, match="no data set named"):
             default_model(wrong)
+
+
+def test_a_table_is_read_by_its_titles(tmp_path: Path) -> None:
+    """pandas picks the same columns of it; a label, or whatever one column is called, is not looked at."""
+    pandas = pytest.importorskip("pandas")
+    file = tmp_path / "x.csv"
+    for header in ("a,b,c", "c,a,b", "label,c,b,a", "c,what,b,a"):
+        titles = header.split(",")
+        file.write_text(
+            header
+            + "\n"
+            + "".join(
+                ",".join("word" if title in ("label", "what") else f"{ord(title) + row / 7}" for title in titles) + "\n"
+                for row in range(3)
+            )
+        )
+        wanted = pandas.read_csv(file)[["a", "b", "c"]].to_numpy(np.float32)
+        np.testing.assert_array_equal(read_inputs(file, (3,), columns=("a", "b", "c")), wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,c,label\n1,2,x\n", "has no column b: this model takes 3 of them, a, b, c"),
+        ("a,b,c,d,e\n1,2,3,4,5\n", r"not trained on, or one twice \(d, e\): leave out all but a, b, c and a label"),
+        ("a,b,c,a\n1,2,3,4\n", r"or one twice \(a\)"),
+        ("a,b,c\n1,2,x\n", "data row 1, column 'c': 'x' is not a number"),
+        ("a,b,c\n1,2,nan\n", "data row 1, column 'c': no finite float32"),
+        ("a,b,c\n1,1e300,2\n", "data row 1, column 'b': no finite float32"),
+        ("a,b,c\n", "no row under them"),
+        ('a,b,c\n1,2,"3\n', "from line 2 on"),
+        ("", "has no column a, b, c"),
+    ],
+)
+def test_a_table_that_is_none_of_the_models(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(EowError, match=words):
+        read_inputs(tmp_path / "x.csv", (3,), columns=("a", "b", "c"))

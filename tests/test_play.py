@@ -423,6 +423,12 @@ def test_what_cannot_be_built_is_refused_before_anything_is_written(tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(EowError, match="cannot be written"):
         build(tmp_path / "file")
+    for foreign in (b"<!doctype html><p>my site", b"\xff"):
+        (tmp_path / "index.html").write_bytes(foreign)
+        with pytest.raises(EowError, match=r"index\.html is a page that eow has not made: move it away"):
+            build(tmp_path)
+        assert (tmp_path / "index.html").read_bytes() == foreign
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "index.html"]
 
 
 def test_eow_learns_what_the_settings_say() -> None:

@@ -176,6 +176,10 @@ def test_the_curves_are_those_of_the_predictions(trained: list[Path]) -> None:
         said = [predictions.read(folder / "predictions" / f"{name}.safetensors") for folder in trained[2:]]
         assert sum(series.samples) == sum(len(each.unknown) for each in said)
         assert series.samples[0] == sum((each.unknown < series.x[0] * 2).sum() for each in said)
+    drawn = {(series.kind, series.colour, series.dash) for series in figures["unknown"].panels[0].series}
+    assert {
+        (key.kind, key.colour, key.dash) for key in figures["unknown"].legend
+    } == drawn  # a key looks as what it is of
     losses = figures["training"].panels[0].series[0]
     logs = [storage.Log(folder / "log.jsonl").read() for folder in trained[:2]]
     assert losses.x == list(range(1, 13))

@@ -276,13 +276,36 @@ def test_changed_data_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         runs.train(config(wish), tmp_path / "run", progress=False)
     monkeypatch.undo()
-    (tmp_path / "run" / ".weights.safetensors.abc123").write_text("left by a kill")
+    (tmp_path / "run" / ".weights.safetensors.abc12345").write_text("left by a kill")
     features(tmp_path / "x.npz", -3.0)
     with pytest.raises(EowError, match="training data is not that of the checkpoint"):
         runs.train(config(wish), tmp_path / "run", resume=True, progress=False)
     features(tmp_path / "x.npz", 1.0)
     runs.train(config(wish), tmp_path / "run", resume=True, progress=False)
     assert [file.name for file in (tmp_path / "run").glob(".*")] == [".lock"]
+
+
+def test_an_empty_name_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EowError, match="is an empty text: name one"):
+        runs.train(config(), "", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_hidden_files_is_fine_and_keeps_them(tmp_path: Path) -> None:
+    wish = {"data": {"name": features(tmp_path / "x.npz", 1.0), "unknown_classes": [], "outliers": []}}
+    theirs = [".env.local", ".pre-commit-config.yaml", ".gitignore", ".config.json.orig"]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in theirs:
+        (folder / name).write_text("mine")
+    runs.train(config(wish), folder, progress=False)
+    mine = [folder / "checkpoint notes.txt", *(folder / "predictions" / name for name in theirs)]
+    for file in mine:
+        file.write_text("mine")
+    (folder / "summary.json").unlink()
+    runs.train(config(wish), folder, resume=True, progress=False)
+    assert {file.read_text() for file in [*mine, *(folder / name for name in theirs)]} == {"mine"}
 
 
 def test_only_a_vanilla_run_on_the_same_data_is_taken_over(tmp_path: Path) -> None:
@@ -387,9 +410,13 @@ def test_damaged_weights_are_not_taken_over(tmp_path: Path) -> None:
     wish = {"train": {"epochs": 1}, "data": {"holdout": 0.1}}
     runs.train(config(wish, method="vanilla"), tmp_path / "vanilla", progress=False)
     flip(tmp_path / "vanilla", "model.tail.head.weight")
-    with pytest.raises(EowError, match=r"vanilla/weights\.safetensors is not the file"):
-        runs.train(config(wish, method="temperature"), tmp_path / "temperature", progress=False)
-    assert not (tmp_path / "temperature" / "summary.json").exists()
+    for folder in (tmp_path / "beside", tmp_path / "apart" / "alone"):
+        folder.parent.mkdir(exist_ok=True)
+        runs.train(config(wish, method="temperature"), folder, progress=False)
+    log = storage.Log(tmp_path / "beside" / "log.jsonl").read()
+    assert [line["epoch"] for line in log] == [0]  # and no line of what was taken over
+    beside, alone = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("beside", "apart/alone"))
+    assert beside == alone
 
 
 def test_the_callers_type_comes_back_with_the_last_of_several_threads() -> None:

@@ -160,6 +160,28 @@ def test_a_link_is_written_through(tmp_path: Path, there: bool) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["elsewhere", "link.json", "second"]
 
 
+def test_of_a_kill_remains_nothing_and_of_the_users_files_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `atomic` leaves if it never comes to its end is what is removed, and no other file that is hidden."""
+    monkeypatch.setattr(os, "replace", lambda *names: None)
+    monkeypatch.setattr(os, "unlink", lambda name: None)
+    storage.write_json(tmp_path / "summary.json", {})
+    monkeypatch.undo()
+    [left] = tmp_path.iterdir()
+    theirs = [
+        ".env.local",
+        ".pre-commit-config.yaml",
+        ".summary.json.bak",
+        ".notes.txt.deadbeef",
+        ".summary.jsonx.00000000",
+    ]
+    for name in theirs:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / ".summary.json.0123abcd").mkdir()
+    storage.remove_temporary(tmp_path, "summary.json")
+    assert not left.exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([*theirs, ".summary.json.0123abcd"])
+
+
 def test_a_link_that_leads_to_itself_or_nowhere_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "x").symlink_to("x")
     (tmp_path / "y").symlink_to("no/such/file")

@@ -387,7 +387,7 @@ def test_draw_makes_a_picture(tmp_path: Path, lam: float) -> None:
 def test_draw_says_why_it_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").touch()
-    for path in (tmp_path / "missing" / "a.png", tmp_path / "folder.png", tmp_path / "file" / "a.png"):
+    for path in (tmp_path / "folder.png", tmp_path / "file" / "a.png"):
         with pytest.raises(EowError, match="cannot be written"):
             theory.draw(path, points=20, steps=1)
     with pytest.raises(EowError, match="does not end in"):

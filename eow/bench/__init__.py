@@ -39,6 +39,23 @@ def told_of_a_stop() -> Iterator[None]:
         raise
 
 
+def check_folder(out: Path) -> None:
+    """An error where a bench would write into what is no bench's folder: its table would take a file's place."""
+    from eow import storage
+    from eow.bench.table import TABLES
+
+    present = [entry.name for entry in out.iterdir() if not entry.name.startswith(".")] if out.is_dir() else []
+    if present and not (out / "runs").is_dir():
+        raise EowError(f"{out} is not empty and holds no bench: choose another folder for --out")
+    if tables := [name for name in TABLES if name in present]:
+        try:
+            storage.read_json(out / TABLES[0], "name", "title", "size", "axes", "columns", "rows")
+        except EowError:
+            raise EowError(
+                f"{out / tables[0]} is of no bench that eow can read: move it away, or choose another folder for --out"
+            ) from None
+
+
 def command_of(file: str | Path, size: str, changed: Sequence[tuple[str, str]]) -> str:
     """What is typed for the same table. Of an absolute path the name alone: where it lies is this machine's matter."""
     path = Path(file)
@@ -72,7 +89,7 @@ def bench(
     from eow.bench import engines, schedule
     from eow.bench.grid import read_grid
     from eow.bench.records import record_folder, write_record
-    from eow.bench.table import make_table, show_table, write_table
+    from eow.bench.table import TABLES, make_table, show_table, write_table
     from eow.bench.view import watched
     from eow.console import console
 
@@ -93,10 +110,10 @@ def bench(
         name += f"-{hashlib.sha256(repr(words).encode()).hexdigest()[:6]}"
     recorded = record_folder(name, command) if record else None
     out = Path(out) if out is not None else Path("runs") / name
+    check_folder(out)
     storage.make_folder(out)
     with told_of_a_stop(), storage.locked(out):
-        for leftover in out.glob(".table.*"):  # of a kill while the table was written
-            leftover.unlink()
+        storage.remove_temporary(out, *TABLES)
         runs = out.absolute() / "runs"
         storage.make_folder(runs)
         progress = schedule.start(grid, runs)

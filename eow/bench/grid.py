@@ -89,7 +89,7 @@ def read_grid(
         raise EowError(f"there is no size {size!r}: choose {' or '.join(SIZES)}")
     table = configs.from_toml(file)
     try:
-        return make_grid(table, size, Path(file).read_text(encoding="utf-8"), only, seeds, settings or {})
+        return make_grid(table, size, Path(file).read_text(encoding="utf-8-sig"), only, seeds, settings or {})
     except EowError as error:
         raise EowError(f"{file}: {error}") from None
 
@@ -128,13 +128,20 @@ def make_grid(table: Table, size: str, text: str, only: tuple[str, ...], seeds: 
             raise EowError(
                 f"there are settings for {name!r}, which is not among grid.methods: add it or leave them out"
             )
+    check_free(table.get("settings", {}), "[settings]")
+    check_free(settings, "--set")
+    for axis in axes:
+        for point in axis.points:
+            check_free(point.settings, f"the axis {axis.title!r}")
     cells: list[Cell] = []
     files: dict[str, str] = {}
     for row, points, method in rows_of(axes, methods):
+        check_free(own.get(method, {}), f"[methods.{method}]")
         laid = (table.get("settings", {}), own.get(method, {}), *(p.settings for p in points))
         for seed in counted:
             config = configs.resolve(*laid, settings, {"method": {"name": method}, "seed": seed})
             cells.append(make_cell(config, row, points, files))
+    check_different(cells)
     check_match(about.get("paper", {}), listed(about, "methods"))
     return Grid(
         about["name"], str(about.get("title", about["name"])), size, axes, columns, about.get("paper", {}),
@@ -148,6 +155,33 @@ def check_keys(table: Any, section: str, where: str) -> None:
     for key in table:
         if key not in KEYS[section]:
             raise EowError(f"there is no key {key!r} in {where}: it has {', '.join(KEYS[section])}")
+
+
+def check_free(settings: Any, where: str) -> None:
+    """What a row is called by, the grid sets itself: anything else would be laid under it, or be another row than its
+    name says."""
+    if not isinstance(settings, dict):
+        return  # which is said elsewhere
+    options = settings.get("method")
+    named = isinstance(options, dict) and "name" in options
+    for key, there in (("seed", "seed" in settings), ("method.name", named)):
+        if there:
+            raise EowError(
+                f"{where} sets {key}: a grid's methods and seeds are grid.methods and grid.seeds (on the command line "
+                "--only and --seeds)"
+            )
+
+
+def check_different(cells: list[Cell]) -> None:
+    """Two rows of the same run would be a comparison of something with itself."""
+    row_of: dict[str, tuple[str, ...]] = {}
+    for cell in cells:
+        other = row_of.setdefault(cell.hash, cell.row)
+        if other != cell.row:
+            raise EowError(
+                f"the rows {' / '.join(other)} and {' / '.join(cell.row)} are the same runs: leave one out, or have "
+                "them differ in a setting that decides a run"
+            )
 
 
 def overlay(below: Table, above: Table) -> Table:

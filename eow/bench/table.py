@@ -25,6 +25,7 @@ from eow.recipes import CONTROLS
 
 NO_BASELINES = ("eow", "shrink", *CONTROLS)  # ours, and controls of ours
 LEVEL = 0.05
+TABLES = ("table.json", "table.md", "table.csv")
 NOTE = (
     "Mean ± standard deviation over seeds. v+ / v-: better / worse than vanilla; b+ / b-: than the best baseline "
     f"(p < {LEVEL}, paired t-test over seeds, Holm over the column)."
@@ -54,6 +55,8 @@ def make_table(grid: Grid, runs: Path, failed: dict[str, str]) -> Table:
     ]  # fmt: skip
     apart = " and ".join(grid.axes[index].title for index in shared) if len(groups) > 1 else ""
     note = NOTE.replace("over the column", f"over the column of each {apart}") if apart else NOTE
+    if all(row["seeds"] == 1 for row in rows):
+        note = ""  # neither a ± nor a mark
     return {
         "name": grid.name, "title": grid.title, "size": grid.size, "axes": [axis.title for axis in grid.axes],
         "columns": columns, "rows": rows, "failed": missing, "note": note,
@@ -201,8 +204,8 @@ def scaled(value: Any, factor: float) -> Any:
 
 
 def write_table(table: Table, out: Path) -> None:
-    storage.write_json(out / "table.json", table)
-    for name, text in (("table.md", markdown(table)), ("table.csv", comma_separated(table))):
+    storage.write_json(out / TABLES[0], table)
+    for name, text in zip(TABLES[1:], (markdown(table), comma_separated(table))):
         storage.atomic(out / name, lambda file, text=text: file.write(encoded(text)))  # type: ignore[misc]
 
 

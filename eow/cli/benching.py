@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from eow.cli.options import Rate, Root, app
+from eow.cli.options import TO_WRITE, Rate, Root, app
 from eow.errors import EowError
 
 
 @app.command(epilog="Example:  eow bench benchmarks/table1-mnist.toml --size quick --jobs 2")
 def bench(
     file: Annotated[Path, typer.Argument(help="A grid: one of benchmarks/*.toml, or your own.")],
-    out: Annotated[Path | None, typer.Option(help="Where runs and table go; else runs/NAME-SIZE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where runs and table go; else runs/NAME-SIZE.", **TO_WRITE)] = None,
     size: Annotated[str, typer.Option(help="quick, or full: the paper's.")] = "quick",
     jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: one a GPU, else one a core.")] = 0,
     cpus: Annotated[int, typer.Option(min=0, help="Cores for each cell; 0: an equal share.")] = 0,
@@ -41,7 +41,8 @@ def bench(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of a bench.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file to write, or a folder for csv and png; else report.*.")
+        Path | None,
+        typer.Option("--out", "-o", help="The file to write, or a folder for csv and png; else report.*.", **TO_WRITE),
     ] = None,
     form: Annotated[
         str | None, typer.Option("--format", help="html, md, csv, png or latex; else what the file's ending says.")

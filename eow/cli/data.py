@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from eow.cli.options import Root, Unofficial
+from eow.cli.options import TO_WRITE, Flowing, Root, Unofficial
 from eow.errors import EowError
 
-data_app = typer.Typer(no_args_is_help=True)
+data_app = typer.Typer(cls=Flowing, no_args_is_help=True)
 
 
 @data_app.command("list", epilog="Example:  eow data list")
@@ -47,7 +47,7 @@ def data_verify(name: Annotated[str, typer.Argument(help="A name from `eow data 
 
 @data_app.command("corruptions", epilog="Example:  eow data corruptions --data cifar10 --out sheet.png")
 def data_corruptions(
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("corruptions.png"),
+    out: Annotated[Path, typer.Option(help="The picture to write.", **TO_WRITE)] = Path("corruptions.png"),
     data: Annotated[str, typer.Option(help="The data set whose test image is shown.")] = "cifar10",
     index: Annotated[int, typer.Option(min=0, help="Which of its test images.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="The corruptions' seed.")] = 0,
@@ -59,6 +59,8 @@ def data_corruptions(
     from eow.data.corruptions.sheet import contact_sheet
 
     images = load(data, root or None, "test", allow_unofficial=allow_unofficial).inputs
+    if images.ndim != 4:
+        raise EowError(f"only images can be corrupted, and {data} has rows of numbers: name a set of images")
     if index >= len(images):
         raise EowError(f"{data} has {len(images)} test images, counted from 0: there is no image {index}")
     contact_sheet(images[index], out, seed=seed)

@@ -14,7 +14,9 @@ from eow.errors import EowError
 def evaluate(
     run: RunFolder,
     unknown_rate: Rate = None,
-    on: Annotated[list[str] | None, typer.Option("--on", help="Another data set to predict as unknowns first.")] = None,
+    on: Annotated[
+        list[str] | None, typer.Option("--on", help="Another data set to predict as unknowns first; needs no labels.")
+    ] = None,
     intervals: Annotated[bool, typer.Option("--intervals", help="With 95 % bootstrap intervals.")] = False,
     corruptions: Annotated[
         bool, typer.Option("--corruptions", help="The test images under 19 corruptions at 5 severities as well.")
@@ -92,7 +94,9 @@ def corrupted(folder: Path, root: str, seed: int, official: Path | None, device:
 
 def show_metrics(title: str, metrics: dict[str, Any]) -> None:
     from eow.console import print_table
+    from eow.evaluate import KNOWN
     from eow.metrics.ood import SCORES
+    from eow.metrics.statistics import FEWEST
 
     sure = metrics.get("intervals", {})
     others = {name: each for name, each in metrics.items() if name not in ("test", "intervals", "corruptions")}
@@ -111,6 +115,8 @@ def show_metrics(title: str, metrics: dict[str, Any]) -> None:
     rows += [row("NLL", "nll", 1, 4), row("NLL, K-renormalised", "nll_renormalised", 1, 4), row("Brier", "brier", 1, 4)]
     rows += [row("AURC %", "aurc"), row("mean confidence", "confidence", 1, 4), row("mean unknown", "unknown", 1, 4)]
     note = "null: what a perfectly calibrated model with these confidences would measure"
+    if "intervals" in metrics and not sure[KNOWN]:
+        note += f"; no intervals: of fewer than {FEWEST} test samples they would say nothing"
     print_table(title, ["known classes, test", ""], rows, note)
     if others:
         scores = [name for name in SCORES if any(f"auroc_{name}" in each for each in others.values())]

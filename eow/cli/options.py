@@ -14,7 +14,17 @@ ORDER = (
 )  # fmt: skip
 
 
-class InOrderOfUse(TyperGroup):
+class Flowing(TyperGroup):
+    """Commands whose docstrings are shown without the line breaks of the source."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            command.help = "\n\n".join(" ".join(part.split()) for part in command.help.split("\n\n"))
+        return command
+
+
+class InOrderOfUse(Flowing):
     """Commands as one comes to need them, not as their modules happen to be imported."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -29,6 +39,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+
+def named(text: str | Path) -> Path:
+    """The path of something to write. An empty one, as an unset variable of a shell gives it, would be this folder."""
+    if text == "":
+        raise typer.BadParameter("it is empty: name a path, or . for this folder")
+    return Path(text)
+
+
+TO_WRITE: dict[str, Any] = {"parser": named, "metavar": "PATH"}  # what each option with such a path has
 Root = Annotated[str, typer.Option(help="Where data sets lie; else EOW_DATA, else the user's cache folder.")]
 Unofficial = Annotated[bool, typer.Option("--allow-unofficial", help="Use files whose hash is not the official one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

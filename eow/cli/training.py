@@ -1,5 +1,6 @@
 """Commands that train: one run and the demo; and what there is to train, and its theory."""
 
+import math
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eow.cli.measuring import show_metrics
-from eow.cli.options import Device, Root, Unofficial, app, refuse_alone
+from eow.cli.options import TO_WRITE, Device, Root, Unofficial, app, refuse_alone
 from eow.errors import EowError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example:  eow train --data digits --unknown-classes 8,9 --method eow --out runs/digits")
 def train(
-    out: Annotated[Path, typer.Option(help="The run's folder.")],
+    out: Annotated[Path, typer.Option(help="The run's folder.", **TO_WRITE)],
     data: Annotated[
         str | None, typer.Option(help="A data set: see `eow data list`; folder:PATH, npz:PATH, csv:PATH.")
     ] = None,
@@ -32,7 +33,9 @@ def train(
     unknown_classes: Annotated[
         str, typer.Option(help="Classes kept out of training, as unknowns, by name: 8,9 or cat,dog.")
     ] = "",
-    outliers: Annotated[str, typer.Option(help="Data sets to predict as unknowns: noise,permuted:mnist.")] = "",
+    outliers: Annotated[
+        str, typer.Option(help="Data sets to predict as unknowns, with labels or without: noise,csv:PATH.")
+    ] = "",
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, as often as needed.")] = None,
     root: Root = "",
@@ -92,6 +95,10 @@ def wanted(resumed: Path | None, *layers: "Table") -> "RunConfig":
 
     asked = merge(*layers)
     keys = {(name, key) for name, section in asked.items() for key in (section if isinstance(section, dict) else [""])}
+    if resumed is not None and not resumed.exists() and not keys - {*ELSEWHERE}:
+        raise EowError(
+            f"there is no run in {resumed} to go on with: name its folder, or give settings (--data, ...) to start one"
+        )
     if resumed is None or keys - {*ELSEWHERE} or not (resumed / "config.json").is_file():
         return resolve(*layers)
     return from_table(merge(read_json(resumed / "config.json"), asked))
@@ -129,7 +136,7 @@ def given(table: dict[str, Any]) -> dict[str, Any]:
 @app.command(epilog="Example:  eow demo --all --seeds 3 --out runs/demo-all")
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Where everything goes; without --all, an old demo there is replaced.")
+        Path, typer.Option(help="Where everything goes; without --all, an old demo there is replaced.", **TO_WRITE)
     ] = Path("runs/demo"),
     seed: Annotated[int | None, typer.Option(min=0, help="Without --all: the seed, 0 where none is given.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every method; goes on where it was stopped.")] = False,
@@ -137,7 +144,7 @@ def demo(
         int | None, typer.Option(min=1, help="With --all: how many seeds, from 0 on; 3 where none is given.")
     ] = None,
     web: Annotated[bool, typer.Option("--web", help="A page to draw on, in your browser.")] = False,
-    build: Annotated[Path | None, typer.Option(help="Write that page into this folder and end.")] = None,
+    build: Annotated[Path | None, typer.Option(help="Write that page into this folder and end.", **TO_WRITE)] = None,
     data: Annotated[str, typer.Option(help="With --web or --build: digits, or mnist where it is at hand.")] = "digits",
     port: Annotated[int | None, typer.Option(help="With --web: where to serve it; else the next free one.")] = None,
     root: Root = "",
@@ -171,8 +178,8 @@ def demo(
 
 @app.command(epilog="Example:  eow theory --out theory.png --lam 0.1")
 def theory(
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("theory.png"),
-    lam: Annotated[float, typer.Option(help="λ, the weight of the energy term.")] = 0.1,
+    out: Annotated[Path, typer.Option(help="The picture to write.", **TO_WRITE)] = Path("theory.png"),
+    lam: Annotated[float, typer.Option(help="λ, the weight of the energy term, from 1e-6 to 1e6.")] = 0.1,
 ) -> None:
     """Draw what exact sampling drives each energy to, for a mixture in one dimension: p(x), the known mass and the
     unknown."""
@@ -181,9 +188,15 @@ def theory(
 
     rows = draw(out, lam=lam)
     columns = ["energy", "rank correlation with p", "largest deviation from proportional"]
-    cells = [[row.energy, f"{row.rank_correlation:.4f}", f"{row.deviation:.3f}"] for row in rows]
-    print_table(f"fixed points, λ = {lam}", columns, cells)
+    cells = [[row.energy, dashed(row.rank_correlation, 4), dashed(row.deviation, 3)] for row in rows]
+    none = [row.energy for row in rows if math.isnan(row.deviation)]
+    note = f"{' and '.join(none)}: no fixed point at this λ, the known mass falls to 0" if none else ""
+    print_table(f"fixed points, λ = {lam:g}", columns, cells, note)
     typer.echo(f"drawn to {out}")
+
+
+def dashed(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 @app.command(epilog="Example:  eow methods")

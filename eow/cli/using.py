@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from eow.cli.options import AsJson, Rate, Root, RunFolder, app
+from eow.cli.options import TO_WRITE, AsJson, Rate, Root, RunFolder, app
 
+ABSTAINED = "- (unknown)"  # a class may be called unknown
 Threshold = Annotated[
     float | None,
     typer.Option(
@@ -19,13 +20,16 @@ Threshold = Annotated[
 @app.command(epilog="Example:  eow predict runs/digits photo.png batch.npy --unknown-rate 0.1 --json")
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run, or an .onnx file of `eow export`.")],
-    files: Annotated[list[Path], typer.Argument(help="Images, or .npy arrays of samples.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Images, .npy arrays, or a .csv where the run was trained on one.")
+    ],
     unknown_rate: Rate = None,
     threshold: Threshold = None,
     as_json: AsJson = False,
 ) -> None:
-    """Label, confidence and unknown of images or arrays; -1 and "unknown" where the confidence is below the threshold
-    or, without a threshold, where "unknown" is the most probable answer."""
+    """Label, confidence and unknown of images, arrays or a table's rows. The label is "- (unknown)", in JSON -1 with a
+    class of null, where the confidence is below the threshold or, without a threshold, where "unknown" is the most
+    probable answer."""
     from eow.console import print_table
 
     if run.suffix.lower() == ".onnx" and not run.is_dir():
@@ -43,7 +47,7 @@ def predict(
         cells = [
             [
                 f"{r['file']}" + (f" [{r['index']}]" if r["of"] > 1 else ""),
-                "unknown" if r["class"] is None else r["class"],
+                ABSTAINED if r["class"] is None else r["class"],
                 f"{r['confidence']:.4f}",
                 f"{r['unknown']:.4f}",
             ]
@@ -57,7 +61,9 @@ def predict(
 @app.command(epilog="Example:  eow export runs/digits -o digits.onnx")
 def export(
     run: RunFolder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: .onnx, or .pt2 with --format torch.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file to write: .onnx, or .pt2 with --format torch.", **TO_WRITE)
+    ],
     form: Annotated[str, typer.Option("--format", help="onnx, or torch (torch.export).")] = "onnx",
     unknown_rate: Rate = None,
     threshold: Threshold = None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import numpy as np
 
 from eow.data.catalog import CATALOG, Entry, data_root, entry_of, statistics
 from eow.data.corruptions import CORRUPTIONS, corrupt
+from eow.data.csv_files import read_csv
 from eow.data.dataset import Dataset, few, holdout_split, known_unknown, random_state
 from eow.data.folders import read_folder, read_tiny_imagenet
 from eow.data.readers import read_cifar, read_digits, read_idx, read_svhn
-from eow.data.tables import read_csv, read_npz
+from eow.data.tables import read_npz
 from eow.errors import EowError
 from eow.mapping import file_of, in_file, let_go, pieces
 
@@ -36,7 +38,6 @@ READERS = {
     "svhn": read_svhn,
     "tiny_imagenet": read_tiny_imagenet,
 }
-FILE_READERS = {"npz": read_npz, "csv": read_csv}
 NOISE_SAMPLES = 2000
 LARGEST_NOISE = 1 << 33  # bytes: 2000 images of 3x1024x1024
 
@@ -49,13 +50,15 @@ def load(
     allow_unofficial: bool = False,
     shape: tuple[int, ...] | None = None,
     resident: bool = True,
+    columns: Sequence[str] = (),
 ) -> Dataset:
     """The named set: one of the catalog, folder:PATH, npz:PATH, csv:PATH, noise[:CxHxW] or permuted:NAME.
 
     Files are looked for below `root`, else $EOW_DATA, else the user's cache folder. Files that differ from the official
     ones are an error unless `allow_unofficial`. The split "all" is the test split, or everything where a folder or file
     has none of its own. `shape` (C, H, W) is read by `noise` alone, and `resident` by folders:
-    without it their images are decoded into a file and not into memory. A permuted set is a copy, and lies where the
+    without it their images are decoded into a file and not into memory. Of "all" of a file the labels may be missing:
+    an npz has x alone then, a csv the titles `columns` and no others. A permuted set is a copy, and lies where the
     set lies that it was made of.
     """
     if split not in ("train", "test", "all"):
@@ -70,8 +73,10 @@ def load(
         return _permuted(name, plain)
     if kind == "folder" and rest:
         return read_folder(name, split, resident)
-    if kind in FILE_READERS and rest:
-        return FILE_READERS[kind](name, split)
+    if kind == "npz" and rest:
+        return read_npz(name, split)
+    if kind == "csv" and rest:
+        return read_csv(name, split, columns)
     entry = entry_of(name)
     if half == "train" and entry.test and not entry.train:
         raise EowError(f"{name} has a test split only: ask for split='test'")

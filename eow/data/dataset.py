@@ -17,7 +17,7 @@ import numpy as np
 
 from eow.errors import EowError
 from eow.mapping import blocks, take
-from eow.plain import shortened
+from eow.plain import brief, shortened
 
 NUMBER = r"[+-]?\d+(\.\d*)?"
 
@@ -215,8 +215,8 @@ def class_number(dataset: Dataset, label: int | str) -> int:
         if len(same := [place for place, number in numbers.items() if number == label]) == 1:
             return same[0]
     near = get_close_matches(str(label), dataset.classes, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"its first are {', '.join(dataset.classes[:5])}"
-    raise EowError(f"{dataset.name} has no class {str(label)!r}: {hint}")
+    hint = f"did you mean {brief(near[0])!r}?" if near else f"its first are {shortened(dataset.classes, 5)}"
+    raise EowError(f"{dataset.name} has no class {brief(str(label))!r}: {hint}")
 
 
 def _relabelled(dataset: Dataset, kept: list[int]) -> Dataset:

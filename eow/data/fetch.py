@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
-from eow.data.catalog import CATALOG, Archive, Entry, File, data_root, entry_of
+from eow.data.catalog import CATALOG, Archive, Entry, File, data_root
 from eow.data.files import readable
 from eow.data.readers import located, official_hash
 from eow.errors import EowError
@@ -62,14 +63,17 @@ def _on_disk(entry: Entry, root: Path) -> str:
 def verify(name: str, root: str | Path | None = None) -> list[tuple[str, str]]:
     """(file below the root, "ok" | "missing" | "differs" | "no official hash") for each file of the set."""
     folder = data_root(root)
-    return [_status(file, folder) for file in official(name).files]
+    return [_status(file, folder) for file in official(name, lambda entry: entry.files).files]
 
 
-def official(name: str) -> Entry:
-    """The catalog's entry of a set that has official files, or none at all."""
-    if ":" in name:
+def official(name: str, offered: Callable[[Entry], object]) -> Entry:
+    """The catalog's entry of a set that has official files, or none at all; else an error that names those offered."""
+    if ":" in name or name == "noise":
         raise EowError(f"{name} has no official files: only the sets that `eow data list` names have them")
-    return entry_of(name)
+    if name not in CATALOG:
+        names = [each for each, entry in CATALOG.items() if offered(entry)]
+        raise EowError(f"there is no data set named {name!r} here: use one of {', '.join(names)}")
+    return CATALOG[name]
 
 
 def _status(file: File, root: Path) -> tuple[str, str]:
@@ -86,7 +90,7 @@ def _status(file: File, root: Path) -> tuple[str, str]:
 
 def fetch(name: str, root: str | Path | None = None, progress: bool = True) -> Path:
     """Download what of the set is missing or differs, and return the root. A file that differs is replaced."""
-    entry = official(name)
+    entry = official(name, lambda entry: entry.archives)
     if not entry.files:
         raise EowError(f"{name} is built in: nothing to fetch")
     if not entry.archives:
@@ -120,7 +124,8 @@ def _downloaded(name: str, archive: Archive, root: Path, progress: bool) -> Path
 
     pooch.get_logger().setLevel("WARNING")
     target = root / archive.path
-    failures = []
+    failures, unreachable = [], []
+    missing = [place for place in (target.parent, *target.parent.parents) if not place.exists()]
     for url in archive.urls:
         try:
             pooch.retrieve(
@@ -133,10 +138,16 @@ def _downloaded(name: str, archive: Archive, root: Path, progress: bool) -> Path
             return target
         except (ValueError, OSError, requests.RequestException, urllib3.exceptions.HTTPError) as error:
             failures.append(f"{url}: {' '.join(str(error).split())}")
-    raise EowError(
-        f"{name} could not be fetched ({'; '.join(failures)}): try again, a download that was cut off goes on where it "
-        f"stopped, or put {archive.path} below {root} by hand"
-    )
+            unreachable += [urlsplit(url).hostname] if isinstance(error, requests.ConnectionError) else []
+    for place in missing:  # what pooch has made
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
+    if len(unreachable) == len(failures):
+        hosts = " or ".join(dict.fromkeys(map(str, unreachable)))
+        why, how = f"no connection to {hosts}", "see to the network and try again"
+    else:
+        why, how = "; ".join(failures), "try again, a download that was cut off goes on where it stopped"
+    raise EowError(f"{name} could not be fetched ({why}): {how}, or put {archive.path} below {root} by hand")
 
 
 def _resuming_downloader(part: Path, progress: bool) -> Callable[[str, str, object], None]:

@@ -76,7 +76,8 @@ def files_below(folder: Path) -> list[Path]:
         if is_file(path):
             found.append(path)
         elif path.is_symlink():
-            raise EowError(f"{path} is a link to no file: put what it stands for in its place, or remove it")
+            what = "a folder, which could lead in a circle" if is_folder(path) else "no file"
+            raise EowError(f"{path} is a link to {what}: put what it stands for in its place, or remove it")
         elif is_folder(path):
             found += files_below(path)
     return sorted(found)

@@ -1,9 +1,11 @@
-"""Files that a user wants predictions for: images and .npy arrays, checked against what the model was trained on."""
+"""Files that a user wants predictions for: images, .npy arrays, tables; checked against what a model was trained on."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from eow.data.csv_files import read_rows
 from eow.data.files import is_file, reason
 from eow.data.folders import decoded, size_and_channels
 from eow.errors import EowError
@@ -11,15 +13,19 @@ from eow.errors import EowError
 KINDS = {1: "grey", 3: "colour"}  # of images, by their channels
 
 
-def read_inputs(path: Path, shape: tuple[int, ...], dtype: str | None = None) -> np.ndarray:
+def read_inputs(
+    path: Path, shape: tuple[int, ...], dtype: str | None = None, columns: Sequence[str] = ()
+) -> np.ndarray:
     """The samples of one file as uint8 (n, C, H, W) or float32 (n, D), for a model whose inputs are of this shape; or
-    as the type it takes, where it is no run's."""
+    as the type it takes, where it is no run's. Of a .csv these `columns`, which a run on a table knows."""
     dtype = dtype or ("uint8" if len(shape) == 3 else "float32")
     if not is_file(path):
         folder = f"{path} is a folder: give the files in it, such as {path}/*.png"
         raise EowError(folder if path.is_dir() else f"there is no file {path}: give images or .npy files")
     if path.suffix.lower() == ".npy":
         return from_array(path, shape, dtype)
+    if path.suffix.lower() == ".csv" and len(columns) == shape[0] and len(shape) == 1:
+        return read_rows(path, columns)
     if dtype != "uint8" or len(shape) != 3 or shape[0] not in KINDS:
         taken = f"rows of {shape[0]} numbers" if len(shape) == 1 else f"{dtype} arrays of shape {shape}"
         raise EowError(f"{path} cannot be used: this model takes {taken}, give a .npy file")

@@ -59,7 +59,9 @@ def load_sets(wanted: DataConfig, seed: int) -> RunData:
         used = min(wanted.limit or len(train), len(train))
         train, holdout = holdout_split(train, few(used) if wanted.holdout == "auto" else wanted.holdout, seed)
     if 0 < wanted.limit < len(train):
-        _, train = holdout_split(train, wanted.limit, derive("limit", seed) % 2**32)
+        whole = train
+        _, train = holdout_split(whole, wanted.limit, derive("limit", seed) % 2**32)
+        tell_of_untrained(whole, train, wanted.limit)
     for name in wanted.outliers:
         outliers[name] = load_outlier(name, wanted, test.shape, test.hash, test.columns)
     return RunData(train, holdout, certify, test, outliers, Transform(*statistics(train)))
@@ -79,9 +81,11 @@ def load_outlier(
         allow_unofficial=wanted.allow_unofficial,
         shape=shape,
         resident=wanted.resident,
+        columns=columns,
     )
     if outlier.shape != shape:
-        raise EowError(f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {shape}: choose others")
+        ways = "give it the run's columns, with a label or without" if columns and outlier.columns else "choose others"
+        raise EowError(f"the outliers {name} are of shape {outlier.shape}, but {wanted.name} is {shape}: {ways}")
     if columns and outlier.columns:
         outlier = reordered(outlier, columns)
     alike = [outlier]  # what a copy of the run's own data would be tested on
@@ -144,6 +148,18 @@ def tell_of_untested(train: Dataset, test: Dataset) -> None:
             f"{train.name}: {len(untested)} of {len(train.classes)} classes have no test sample "
             f"({shortened(untested)}), so no figure speaks of them: give each five samples or more, or a test split of "
             "its own",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def tell_of_untrained(whole: Dataset, train: Dataset, limit: int) -> None:
+    """Fewer samples than classes leave some of these out of training."""
+    left_out = [whole.classes[label] for label in np.setdiff1d(whole.labels, train.labels)]
+    if left_out:
+        warnings.warn(
+            f"{whole.name}: with data.limit={limit}, {len(left_out)} of {len(whole.classes)} classes have no training "
+            f"sample ({shortened(left_out)}): raise it, or name them as unknown classes",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -1,18 +1,14 @@
-"""Data sets in one file of arrays: an .npz or a .csv.
+"""Data sets in one file of arrays: an .npz; and what a .csv (csv_files.py) shares with it.
 
 A set that comes without a test split is cut 80/20, stratified, always in the same way; the split "all" is all of it.
 """
 
 from __future__ import annotations
 
-import csv
-import math
-import re
 import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +18,7 @@ from eow.data.files import at_home, is_file, most_unpacked, reason
 from eow.errors import EowError
 from eow.plain import shortened
 
-LABEL_COLUMNS = ("label", "class", "target", "y")
-CALL_IT = f"call the label's column {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"
+OUTLIER = "outlier"  # the class of what has no label
 COARSE = 0.01  # of a column's deviation: what rounding it may change
 
 
@@ -51,17 +46,24 @@ def read_npz(name: str, split: str) -> Dataset:
         labels, classes = _label_numbers(path, arrays[f"y_{half}"], arrays["y_train"], arrays.get("classes"))
         part = Dataset(name, half, _npz_inputs(path, arrays[f"x_{half}"]), labels, classes)
         if split == "train":  # test rows are rounded more only where they lie far away
-            _check_rounding(path, arrays["x_train"])
+            check_rounding(path, arrays["x_train"])
             _tell_of_untrained(part)
         return part
+    if split == "all" and "x" in arrays and "y" not in arrays:  # outliers need no label
+        return unlabelled(name, _npz_inputs(path, arrays["x"]))
     if "x" in arrays and "y" in arrays:
         labels, classes = _label_numbers(path, arrays["y"], arrays["y"], arrays.get("classes"))
         whole = Dataset(name, split, _npz_inputs(path, arrays["x"]), labels, classes)
         if split == "train":
-            _check_rounding(path, arrays["x"])
+            check_rounding(path, arrays["x"])
             _tell_of_untrained(whole)
         return whole if split == "all" else whole.subset(split_80_20(name, labels, split))
     raise EowError(f"{path} holds {found}, not x and y or x_train, y_train, x_test and y_test")
+
+
+def unlabelled(name: str, inputs: np.ndarray, columns: Sequence[str] = ()) -> Dataset:
+    """Samples that are outliers, and nothing else is said of them."""
+    return Dataset(name, "all", inputs, np.zeros(len(inputs), np.int64), (OUTLIER,), columns=tuple(columns))
 
 
 def there(name: str, kind: str) -> Path:
@@ -111,7 +113,7 @@ def lost_in_float32(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return np.abs(rows.astype(np.float32) - rows).max(0) / scale
 
 
-def _check_rounding(path: Path, x: np.ndarray, titles: Sequence[str] = ()) -> None:
+def check_rounding(path: Path, x: np.ndarray, titles: Sequence[str] = ()) -> None:
     """Networks take float32, which has seven digits: smaller differences would be gone before they are standardised."""
     if np.can_cast(x.dtype, np.float32):
         return
@@ -160,121 +162,3 @@ def _label_numbers(
         if value not in number:
             raise EowError(f"{path}: label {value!r} at index {index} is not among the classes {values!r:.80}")
     return np.array([number[value] for value in y.tolist()], np.int64), tuple(str(value) for value in values)
-
-
-def read_csv(name: str, split: str) -> Dataset:
-    """A header row, float features, and a label in the column label/class/target/y or else the last; cut 80/20."""
-    path = there(name, "csv")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = [row for row in csv.reader(stream) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise EowError(f"{path} cannot be read as a csv file: {error}") from error
-    if len(rows) < 2 or len(rows[0]) < 2:
-        other = next((sign for sign in ";\t" if rows and sign in rows[0][0]), None)
-        hint = f"; are its columns separated by {other!r} instead of commas?" if other else ""
-        raise EowError(f"{path} needs a header row, at least one feature column and one label column, and data{hint}")
-    header = [title.strip() for title in rows[0]]
-    named = [column for column, title in enumerate(header) if title.lower() in LABEL_COLUMNS]
-    if len(named) > 1:
-        raise EowError(f"{path} has several label columns: {', '.join(header[column] for column in named)}; keep one")
-    label_column = named[0] if named else len(header) - 1
-    if _is_data(header, label_column, {row[label_column].strip() for row in rows[1:] if len(row) == len(header)}):
-        raise EowError(
-            f"{path} has no header row, as it seems: its first row is numbers and {header[label_column]!r:.80}; write "
-            f"titles above it, and {CALL_IT}"
-        )
-    for column, title in enumerate(header):
-        if column != label_column and re.fullmatch(r"(Unnamed: [\d.]+)?", title):  # row numbers tell how it was sorted
-            raise EowError(
-                f"{path}: column {column + 1} has no title, as the row numbers that pandas writes: write it with "
-                "index=False, or drop the column, or give it a title if it is a feature"
-            )
-    texts, features = [], np.empty((len(rows) - 1, len(header) - 1), np.float64)
-    for index, row in enumerate(rows[1:]):
-        if len(row) != len(header):
-            raise EowError(f"{path}, data row {index + 1}: {len(row)} fields where the header has {len(header)}")
-        texts.append(row[label_column].strip())
-        if not texts[-1] or (_is_number(texts[-1]) and math.isnan(float(texts[-1]))):
-            raise EowError(
-                f"{path}, data row {index + 1}: the label (column {header[label_column]!r}) is "
-                f"{texts[-1] or 'empty'}: name its class or remove the row"
-            )
-        cells = row[:label_column] + row[label_column + 1 :]
-        try:
-            features[index] = [number_in(cell) for cell in cells]
-        except ValueError:
-            column = next(i for i, cell in enumerate(row) if i != label_column and not _is_number(cell))
-            raise EowError(
-                f"{path}, data row {index + 1}, column {header[column]!r}: {row[column]!r} is not a number"
-            ) from None
-    _check_labels(path, header[label_column], texts, named=bool(named))
-    classes = sorted(set(texts), key=_numbers_first)
-    number = {text: label for label, text in enumerate(classes)}
-    labels = np.array([number[text] for text in texts], np.int64)
-    titles = header[:label_column] + header[label_column + 1 :]
-    with np.errstate(over="ignore"):
-        whole = Dataset(name, split, features.astype(np.float32), labels, tuple(classes), columns=tuple(titles))
-    if split == "train":
-        _check_rounding(path, features, titles)
-        _tell_of_twins(path, classes)
-    return whole if split == "all" else whole.subset(split_80_20(name, labels, split))
-
-
-def _is_data(header: list[str], label_column: int, labels: set[str]) -> bool:
-    """Whether the first row looks like one of the others: numbers, and beside them a number or one of the labels below.
-    Titles may be numbers too, years or the 0, 1, 2 of pandas, above a label's title that is none of the labels."""
-    titles, last = header[:label_column] + header[label_column + 1 :], header[label_column]
-    if not all(map(_is_number, titles)):
-        return False
-    counted = titles == [str(index) for index in range(len(titles))]
-    years = len({*titles}) == len(titles) and all(title.isdecimal() for title in titles)
-    if last in labels:
-        return _is_number(last) or not counted
-    return _is_number(last) or not (years or last.lower() in LABEL_COLUMNS)
-
-
-def _check_labels(path: Path, title: str, texts: list[str], *, named: bool) -> None:
-    """A column of measurements would make about one class a row. Two rows a class are enough for labels, and five for
-    numbers with a fraction, which are seldom labels; where the column is called a label, one and two."""
-    numbers = [float(text) if _is_number(text) else math.nan for text in texts]
-    fractions = all(map(math.isfinite, numbers)) and not all(number.is_integer() for number in numbers)
-    fewest = (5, 2)[named] if fractions else (2, 1)[named]
-    if len(texts) < fewest * len(set(texts)):
-        ways = [] if named else [CALL_IT]
-        ways += ["write classes as words or whole numbers"] if fractions else []
-        raise EowError(
-            f"{path}: the label (column {title!r}) has {len(set(texts))} different values in {len(texts)} rows, as a "
-            f"measurement has: {', and '.join(ways)}"
-        )
-
-
-def _tell_of_twins(path: Path, classes: list[str]) -> None:
-    for one, other in pairwise(classes):
-        if _is_number(one) and _is_number(other) and float(one) == float(other):
-            warnings.warn(
-                f"{path}: the labels {one!r} and {other!r} are two classes and one number: write them alike if they "
-                "mean the same",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
-
-def number_in(text: str) -> float:
-    """Without the 1_000 of Python's own source, which elsewhere is no number."""
-    if "_" in text:
-        raise ValueError(text)
-    return float(text)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        number_in(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _numbers_first(text: str) -> tuple[bool, float, str]:
-    """Sort 9 before 10, and words, inf among them, after numbers."""
-    return (False, float(text), text) if _is_number(text) and math.isfinite(float(text)) else (True, 0.0, text)

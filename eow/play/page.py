@@ -41,7 +41,7 @@ from eow.errors import EowError
 from eow.models.layers import OpenLinear
 from eow.runs import Run, train
 from eow.runs import load as load_run
-from eow.storage import atomic, make_folder
+from eow.storage import atomic, make_folder, read_text, unreadable
 from eow.threads import one_thread
 
 NETWORKS = ("vanilla", "eow")
@@ -58,6 +58,7 @@ EOW_SETTINGS: dict[str, Table] = {
 }
 TITLE = "Draw a digit, or anything else"
 RATE = 50  # % of unknowns that the page expects at first: a visitor may draw anything
+MARK = 'id="eow-page"'  # of the script element that every page of ours has
 EXAMPLES = 4  # real test digits of each class in the page
 SCRIPTS = ("network.js", "pen.js", "page.js")
 
@@ -71,8 +72,9 @@ def build(
         raise EowError(f"there is no page for {data!r}: choose one of {', '.join(SETTINGS)}")
     configs = {method: play_config(method, data, seed, root) for method in NETWORKS}
     test = load(data, root or None, "test")
-    out = Path(out)
-    make_folder(out)
+    path = Path(out) / "index.html"
+    check_own(path)
+    make_folder(path.parent)
     with ExitStack() as stack:
         folder = Path(runs_dir) if runs_dir else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         runs, summaries = {}, {}
@@ -82,10 +84,23 @@ def build(
                 summaries[method] = train(config, place, resume=True)
             runs[method] = load_run(place)
         text = compose(runs, summaries, test)
-    path = out / "index.html"
     atomic(path, lambda file: file.write(text.encode()))
     console.print(f"the page is in {path} ({len(text) / 1e6:.1f} MB, nothing else is needed)")
     return path
+
+
+def check_own(path: Path) -> None:
+    """An error where a page stands that is not of our making: it would be replaced."""
+    try:
+        own = MARK in read_text(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except UnicodeDecodeError:
+        own = False
+    if not own:
+        raise EowError(f"{path} is a page that eow has not made: move it away, or choose another folder")
 
 
 def play_config(method: str, data: str, seed: int, root: str = "") -> RunConfig:

@@ -147,10 +147,10 @@ def unknown_histograms(bunch: Bunch) -> Figure | None:
         panels.append(Panel(group.label, Axis("unknown", 0, top), Axis("samples, %", 0, 100), series))
     share = around([value for panel in panels for each in panel.series for value in each.y], least=0)[1]
     panels = [replace(panel, y=replace(panel.y, high=share)) for panel in panels]
-    legend = [
-        Key(label, None, max(place - 1, 0), "area" if place == 0 else "steps")
-        for place, label in enumerate(names.values())
-    ]  # fmt: skip
+    # The known are filled with their panel's own colour.
+    known = {group.label: "known" if len(able) == 1 else f"known, {group.label}" for group in able}
+    legend = [Key(known[group.label], group.colour, 0, "area") for group in able]
+    legend += [Key(label, None, place, "steps") for place, label in enumerate([*names.values()][1:])]
     without = [group.label for group in bunch.groups if group not in able]
     caption = (
         f"The share of samples whose unknown lies in each of {BARS} bins of width {top / BARS:g}, for the known test "

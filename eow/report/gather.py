@@ -81,6 +81,11 @@ def gather(folders: Sequence[str | Path], unknown_rate: float | None = None) -> 
     if not distinct:
         raise EowError("a report needs runs: give the folders of finished ones, such as runs/*")
     loaded = [read_run(folder, unknown_rate) for folder in reversed(distinct.values())]
+    if unknown_rate is not None and not any(run.open_world for run in loaded):
+        methods = ", ".join(sorted({run.method for run in loaded}))
+        raise EowError(
+            f"none of these runs ({methods}) has an unknown logit: leave the unknown rate out, or add a run of eow"
+        )
     bunches: dict[tuple[str, ...], list[Loaded]] = {}
     for run in loaded:
         bunches.setdefault((title_of(run), str(run.known.manifest.get("data_hash"))), []).append(run)

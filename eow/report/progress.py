@@ -43,7 +43,9 @@ def training(bunch: Bunch) -> Figure:
 def curve_names(line: dict[str, Any]) -> list[str]:
     """The loss terms, the rate and the chains' energies of one line."""
     keys = list(line)
-    terms = [key for key in keys[: keys.index(AFTER_TERMS) + 1] if key != "epoch" and "event" not in line]
+    terms = [
+        key for key in keys[: keys.index(AFTER_TERMS) + 1] if key not in ("epoch", "steps") and "event" not in line
+    ]
     return [*terms, *(key for key in COUNTERS if key in line)]
 
 
