@@ -17,7 +17,7 @@ def evaluate(
     on: Annotated[
         list[str] | None, typer.Option("--on", help="Another data set to predict as unknowns first; needs no labels.")
     ] = None,
-    intervals: Annotated[bool, typer.Option("--intervals", help="With 95 % bootstrap intervals.")] = False,
+    intervals: Annotated[bool, typer.Option("--intervals", help="With 95 % intervals.")] = False,
     corruptions: Annotated[
         bool, typer.Option("--corruptions", help="The test images under 19 corruptions at 5 severities as well.")
     ] = False,

@@ -8,7 +8,8 @@ from eow.report.curves import BAND, dash_of, legend_of, over_seeds
 from eow.report.gather import Bunch, Group, Loaded
 from eow.report.parts import Axis, Figure, Panel, Series, around, places, ticks
 
-AFTER_TERMS = "lr"  # in a line of the log the loss terms stand before the learning rate
+BEFORE_TERMS = ("epoch", "steps")  # in a line of the log the loss terms stand behind these
+AFTER_TERMS = "lr"  # and before the learning rate
 COUNTERS = {"energy_start": "chains' energy at the start", "energy_end": "chains' energy at the end"}
 TITLES = {"ce": "cross-entropy", "energy": "energy term, times λ", "lr": "learning rate", **COUNTERS}
 FAR = 3  # mean norms of the features from which on the end of chains, in any seed, is worth a word
@@ -43,9 +44,7 @@ def training(bunch: Bunch) -> Figure:
 def curve_names(line: dict[str, Any]) -> list[str]:
     """The loss terms, the rate and the chains' energies of one line."""
     keys = list(line)
-    terms = [
-        key for key in keys[: keys.index(AFTER_TERMS) + 1] if key not in ("epoch", "steps") and "event" not in line
-    ]
+    terms = [key for key in keys[: keys.index(AFTER_TERMS) + 1] if key not in BEFORE_TERMS and "event" not in line]
     return [*terms, *(key for key in COUNTERS if key in line)]
 
 
