@@ -205,7 +205,8 @@ def test_a_run_at_an_absurd_rate_is_rolled_back_and_ends_with_a_sentence(tmp_pat
 def test_energies_that_part_are_rolled_back_at_half_the_rate(tmp_path: Path) -> None:
     """The first epoch's mean gap lies above the limit, the same epoch at a lower rate below it."""
     table: dict[str, Any] = {
-        "method": {"name": "jem", "steps": 2, "start": "noise"}, "model": {"hidden": [16]},
+        "method": {"name": "jem", "steps": 2, "start": "noise", "weight": 1.0, "energy_penalty": 0.0},
+        "model": {"hidden": [16]},
         "train": {"optimizer": "sgd", "lr": 0.05, "epochs": 1, "schedule": "constant"},
     }  # fmt: skip
     runs.train(resolve(table), tmp_path / "free", progress=False)

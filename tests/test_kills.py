@@ -336,3 +336,13 @@ def test_a_soak_tells_of_what_grows() -> None:
     assert left_behind(quiet, 5.0, 2.0) == []  # too short to tell
     assert left_behind(quiet, 1.5, 30.1) == ["memory grows by 1.50 MiB a minute: less than 1 is allowed"]
     assert left_behind({**quiet, "files": [6, 9]}, 0.0, 2.0) == ["6 to 9 files in the second half"]
+
+
+def test_the_tracker_of_semaphores_says_nothing() -> None:
+    """One is left to it that nobody has any more, as when a worker was told to stop: it would warn of that."""
+    code = "from eow.bench.engines import quiet_tracker as quiet; quiet(); "
+    code += "from joblib.externals.loky.backend import resource_tracker; resource_tracker.register('/lost', 'semlock')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    loud = code.replace("quiet(); ", "")
+    assert "resource_tracker" in subprocess.run([sys.executable, "-c", loud], capture_output=True, text=True).stderr

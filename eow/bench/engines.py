@@ -101,6 +101,7 @@ def local(jobs: int, threads: int, gpus: Sequence[str]) -> Iterator[Engine]:
 
     # A worker that has grown is replaced by loky between two cells, which is what we want; it takes that for an alarm.
     warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given")
+    quiet_tracker()
     pools: list[Any] = [None] * jobs
     last: list[Any] = [None] * jobs  # the future that each slot had last
     others = {*active_children()}
@@ -132,6 +133,21 @@ def local(jobs: int, threads: int, gpus: Sequence[str]) -> Iterator[Engine]:
         for pool in pools:
             if pool is not None:
                 pool.shutdown(wait=True, kill_workers=True)
+
+
+def quiet_tracker() -> None:
+    """loky keeps count of semaphores in a process of its own, which warns of those that a worker took along when it was
+    told to stop. That comes after our last words, and is no news to anybody."""
+    from joblib.externals.loky.backend import resource_tracker
+
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:resource_tracker:UserWarning")))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def begin_worker(parent: int) -> None:
