@@ -10,7 +10,7 @@ Langevin dynamics buys; every option of EOW is there, only the defaults differ.
 
     loss = E_data[-log h(x)[y]] + λ E_negatives[-log h(z)[K+1]]
 
-Ours, `modern`. Digits with 8 and 9 unseen, three seeds (records/2026-11-16_demo-full; eow: 98.5, 1.1, .043, 95.8,
+Ours, `modern`. Digits with 8 and 9 unseen, three seeds (records/2026-11-18_demo-full; eow: 98.5, 1.1, .043, 95.8,
 .003 / .044):
 
                       accuracy   ECE    NLL    AUROC   unknown: known / unseen classes

@@ -18,7 +18,7 @@ draws, so that what is said of one does not depend on its batch. The network's o
 The paper's setting: 10 classes, 10 shots, 100 queries, 2 tasks a step, SGD 0.1 with momentum 0.9, gradients clipped at
 norm 1; dropout 0.5 and 512 hidden units in the second net.
 
-Ours, digits with 8 and 9 unseen, three seeds, `modern` (records/2026-11-16_demo-full): accuracy 97.5 %, ECE 21.4 %
+Ours, digits with 8 and 9 unseen, three seeds, `modern` (records/2026-11-18_demo-full): accuracy 97.5 %, ECE 21.4 %
 (underconfident: the few errors of an easy task teach little, nothing a small σ), AUROC 95.0 %. The MLP's rate of
 0.03, 40 epochs and no decay were the best of 8 by the NLL on held-out training data (classes 0-5, 30 % for
 validation, three seeds): .24. At the paper's 0.1 σ grew until confidence meant little with some seeds or all (.55 at

@@ -16,7 +16,7 @@ normalised NLL; the raw one, of p_y itself, is `raw_nll(logits, labels)`.
 The paper's setting: the network's own schedule, nothing else to set. On convnets the features shrink towards the
 centres' common start faster than the centres part, and little is learnt; `centre_scale` lets the centres go ahead.
 
-Our result on digits, 8 and 9 unseen, `modern`, three seeds (records/2026-11-16_demo-full; vanilla 98.4, 1.2, 96.0):
+Our result on digits, 8 and 9 unseen, `modern`, three seeds (records/2026-11-18_demo-full; vanilla 98.4, 1.2, 96.0):
 accuracy 99.0 %, ECE 14.3 % (underconfident), AUROC known/unseen 97.8 %. On CIFAR-100, ResNet-50, three seeds
 (records/2026-11-16_methods-seeds), with `two_sigmoid` at SGD 0.2, the best of ten on held-out training images: 70.1 %,
 ECE 13.1 % (underconfident), NLL of K 1.210 after 30 epochs, 58.1 % after 15; with the authors' loss and 0.02 33.5 %.
