@@ -25,10 +25,11 @@ TABULAR = "records/2026-11-18_tabular"
 OF_THREE = ("eow", "feature_negatives", "noise_negatives", "vos", "trust_score")  # with as many seeds
 
 # Every text is formatted with `root`, the way from its page to the repository.
-ABOUT_SHORT = """CIFAR-100, ResNet-50, 30 epochs on one H200. Mean ± standard deviation over seeds; 894 of the 50,000
-training images are held out for what is fitted after training (mixup holds none out). In brackets the ECE that a
-perfectly calibrated model would measure. AUROC in %, known against strange: CIFAR-10 and SVHN by entropy, noise and
-shuffled pixels by unknown or, where a method has none, by confidence.
+ABOUT_SHORT = f"""CIFAR-100, ResNet-50, 30 epochs on one H200 ([five seeds]({{root}}{CIFAR}/record.md),
+[three seeds]({{root}}{REST}/record.md)). Mean ± standard deviation; 894 of the 50,000 training images are held out for
+what is fitted after training (mixup holds none out). In brackets the ECE that a perfectly calibrated model would
+measure. AUROC in %, known against strange: CIFAR-10 and SVHN by entropy, noise and shuffled pixels by unknown or, where
+a method has none, by confidence.
 """
 ABOUT_CIFAR = f"""ResNet-50, 30 epochs, one H200, mean ± standard deviation. Rows without a mark: five seeds
 ([record]({{root}}{CIFAR}/record.md) with plan, commands and paired differences). *: seeds 0, 1 and 2
@@ -91,7 +92,7 @@ def short_table(root: str) -> str:
     for title, figures in chosen:
         cells = cifar_cells(figures)
         rows.append([title, str(len(figures["NLL"]["by_seed"])), *cells[:3], *cells[4:]])
-    return f"{ABOUT_SHORT}\n{markdown(header, rows)}"
+    return f"{ABOUT_SHORT.format(root=root)}\n{markdown(header, rows)}"
 
 
 def digits_table(root: str) -> str:
