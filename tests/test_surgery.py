@@ -1925,7 +1925,9 @@ def test_a_forward_that_holds_the_original_is_refused(how: str) -> None:
     model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 6)
     expected = model(x)
     wrapped(model[0], how)
-    with pytest.raises(EowError, match=r"^0 has a function in the place of its forward.*submodule\('0'\)\.forward"):
+    with pytest.raises(
+        EowError, match=r"^the layer '0' has a function in the place of its forward.*submodule\('0'\)\.forward"
+    ):
         upgrade(model)
     shared = upgrade(model, copy=False)
     assert torch.equal(shared(x)[:, :-1], expected)

@@ -42,10 +42,11 @@ def refuse_hooks(model: nn.Module) -> None:
 def refuse_closures(model: nn.Module) -> None:
     if paths := with_closures(model):
         where = f"model.get_submodule({paths[0]!r})" if paths[0] else "model"
+        what = f"the layer {paths[0]!r}" if paths[0] else "the model"
         raise EowError(
-            f"{paths[0] or 'the model'} has a function in the place of its forward that holds a part of the model, and "
-            f"a copy would go on computing with the weights of the original: take it off first, del {where}.forward, "
-            "or upgrade with copy=False"
+            f"{what} has a function in the place of its forward that holds a part of the model, and a copy would go on "
+            f"computing with the weights of the original: take it off first, del {where}.forward, or upgrade with "
+            "copy=False"
         )
 
 
