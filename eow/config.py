@@ -251,8 +251,8 @@ def check_training(train: TrainConfig, seed: int, section: str = "train") -> Non
         raise EowError(f"{section}.device is {train.device!r}: choose one of auto, cpu, cuda, cuda:0 (1, ...), mps")
 
 
-def check_read(train: TrainConfig) -> None:
-    """What is set must be read by something: of a setting without effect nobody would be told."""
+def unread(train: TrainConfig) -> list[str]:
+    """What is set and read by nothing, a sentence each. No error: the rows of a grid may share what only some read."""
     usual = TrainConfig()
     idle = {
         "warmup_steps": ("train.schedule=step or constant", train.schedule == "onecycle"),
@@ -260,12 +260,11 @@ def check_read(train: TrainConfig) -> None:
         "gamma": ("train.schedule=step", train.schedule != "step"),
         "momentum": ("train.optimizer=sgd", train.optimizer == "adam"),
     }
-    for key, (reader, unread) in idle.items():
-        if unread and getattr(train, key) != getattr(usual, key):
-            raise EowError(
-                f"train.{key} is {getattr(train, key)!r} and would change nothing: it goes with {reader}, set that or "
-                f"leave it at {getattr(usual, key)!r}"
-            )
+    return [
+        f"train.{key} is {getattr(train, key)!r} and changes nothing: it goes with {reader}"
+        for key, (reader, idly) in idle.items()
+        if idly and getattr(train, key) != getattr(usual, key)
+    ]
 
 
 def check(config: RunConfig) -> None:
@@ -275,7 +274,6 @@ def check(config: RunConfig) -> None:
 
     train, data, method = config.train, config.data, method_named(config.method.name)
     check_training(train, config.seed)
-    check_read(train)
     for name in (data.name, *data.outliers):
         refuse_twice_permuted(name)
     for key in ("holdout", "certify", "limit"):

@@ -175,7 +175,10 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         odds = chosen["lam"] * float(counts.min() / counts.mean())
         rate, verbose = min(odds / (1 + odds), 1 - 2**-53), bool(self.verbose)
         with training_alone():
-            network, rehearsal = copy.deepcopy((self.network_, self.rehearsal_)) if warm else (None, None)
+            network, rehearsal = None, None
+            if warm:  # one that was pickled before there were rehearsals goes on from the network that it has
+                network = copy.deepcopy(getattr(self, "network_", self.model_)).float()
+                rehearsal = copy.deepcopy(getattr(self, "rehearsal_", None))
             network, losses, scores = trained(network, data.subset(rows), held_data, chosen, seed, verbose)
             self.network_ = asked = network.cpu()
             self.model_, fresh = copy.deepcopy(asked).double().eval(), held_data

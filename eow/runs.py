@@ -145,6 +145,8 @@ def optimise(
     if place.rank == 0 and steps < FEW_STEPS:
         advice = "a smaller train.batch or more train.epochs would teach more"
         warnings.warn(f"only {steps} steps in all: {advice}", RuntimeWarning, stacklevel=2)
+    for sentence in configs.unread(config.train) if place.rank == 0 else ():
+        warnings.warn(sentence, RuntimeWarning, stacklevel=2)
     kept = last
     try:
         with stopping.held(), open_loggers(others if place.rank == 0 else (), folder) as pass_on:

@@ -1326,3 +1326,11 @@ def test_real_cifar100_order_of_names() -> None:
     data = real("cifar100", "test")
     assert (data.classes[0], data.classes[-1]) == ("apple", "worm")
     assert list(data.classes) == sorted(data.classes)
+
+
+def test_a_blank_behind_a_quote_is_no_open_quote(tmp_path: Path) -> None:
+    rows = "\n".join(f'{i},{i % 3},"{"ab"[i % 2]}" ' for i in range(20))
+    (tmp_path / "t.csv").write_text(f'"x" ,"z" ,"label" \n{rows}\n')
+    found = load(f"csv:{tmp_path / 't.csv'}", None, "all")
+    assert found.columns == ("x", "z")
+    assert (len(found), found.classes) == (20, ("a", "b"))

@@ -698,3 +698,16 @@ def test_one_process_of_several_writes_of_a_take_over(tmp_path: Path) -> None:
     runs.take_over(training.method, tmp_path / "vanilla", tmp_path / "new", place)
     assert not torch.equal(training.method.model.head.weight, before)
     assert not (tmp_path / "new" / "log.jsonl").exists()
+
+
+def test_a_setting_that_nothing_reads_is_told_of(tmp_path: Path) -> None:
+    """Not refused: a run that has one is opened and resumed, and the rows of a grid may share it."""
+    idle = {"train": {"epochs": 1, "warmup_steps": 10, "milestones": [1], "momentum": 0.5}}
+    with pytest.warns(RuntimeWarning) as caught:
+        runs.train(config(idle, method="vanilla"), tmp_path / "run", progress=False)
+    told = "\n".join(str(each.message) for each in caught)
+    assert "train.warmup_steps is 10 and changes nothing: it goes with train.schedule=step or constant" in told
+    assert "train.milestones is (1,) and changes nothing: it goes with train.schedule=step" in told
+    assert "train.momentum is 0.5 and changes nothing: it goes with train.optimizer=sgd" in told
+    assert "gamma" not in told
+    runs.load(tmp_path / "run")

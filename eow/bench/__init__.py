@@ -45,6 +45,7 @@ def check_folder(out: Path) -> None:
     from eow.bench.table import TABLES
 
     present = [entry.name for entry in out.iterdir() if not entry.name.startswith(".")] if out.is_dir() else []
+    present = [name for name in present if not name.endswith((".log", ".txt"))]  # what the shell writes beside it
     if present and not (out / "runs").is_dir():
         raise EowError(f"{out} is not empty and holds no bench: choose another folder for --out")
     if tables := [name for name in TABLES if name in present]:

@@ -106,10 +106,20 @@ def read_rows(path: Path, columns: Sequence[str]) -> np.ndarray:
 
 def read_cells(path: Path) -> tuple[list[str], list[list[str]]]:
     """Titles and rows as texts. A quote that is not closed swallows the rows below it, so it is an error."""
+    rows = rows_of(path)
+    header = [title.strip() for title in rows[0]] if rows else []
+    if broken := [title for title in header if has_break(title)]:
+        raise EowError(f"{path}: the title {broken[0]!r:.80} has a line break in it: is a quote not closed there?")
+    return header, rows[1:]
+
+
+def rows_of(path: Path) -> list[list[str]]:
     rows, begins = [], 1
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            lines = csv.reader(stream, strict=True)
+            # Strictly, a blank behind a closing quote is an error too, which is nobody's slip.
+            trimmed = (re.sub(r'"[ \t]+(?=,|\r?\n?$)', '"', line) for line in stream)
+            lines = csv.reader(trimmed, strict=True)
             for row in lines:
                 rows += [row] if row else []
                 begins = lines.line_num + 1
@@ -119,10 +129,7 @@ def read_cells(path: Path) -> tuple[list[str], list[list[str]]]:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise EowError(f"{path} cannot be read as a csv file: {error}") from error
-    header = [title.strip() for title in rows[0]] if rows else []
-    if broken := [title for title in header if has_break(title)]:
-        raise EowError(f"{path}: the title {broken[0]!r:.80} has a line break in it: is a quote not closed there?")
-    return header, rows[1:]
+    return rows
 
 
 def has_break(text: str) -> bool:
