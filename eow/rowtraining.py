@@ -1,7 +1,6 @@
 """How `EOWClassifier` trains its network on standardised rows: by the loop of training.py, stopped early or not."""
 
 import copy
-import os
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -23,7 +22,7 @@ from eow.models import SplitModel
 from eow.models import build as build_model
 from eow.seeds import own_randomness
 from eow.switches import float32_default
-from eow.threads import one_thread
+from eow.threads import in_forked_child, one_thread
 from eow.training import Training
 
 # Where chains start and how they move, at the cut "input". The noise is three deviations wide: it covers the data.
@@ -33,14 +32,11 @@ AS_IT_IS = Transform((0.0,), (1.0,))  # the columns are standardised before, in 
 FITTING = threading.Lock()  # torch's global generator and its number of threads are one for all threads
 
 
+@in_forked_child
 def nobody_fits() -> None:
     """In a forked process: the thread that held the lock was left behind and cannot open it any more."""
     global FITTING
     FITTING = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=nobody_fits)
 
 
 def trained(

@@ -1,6 +1,5 @@
 """What a caller may have switched in torch before it calls: gradients, and the type of new tensors."""
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from eow.errors import EowError
+from eow.threads import in_forked_child
 
 
 def needs_gradients(function: str) -> None:
@@ -40,6 +40,7 @@ def float32_default() -> Iterator[None]:
                 torch.set_default_dtype(entry[1])
 
 
+@in_forked_child
 def alone_after_fork() -> None:
     """A forked process has the thread that forked and no other: nobody would ever open a lock that another one held,
     nor leave what it was inside of."""
@@ -50,7 +51,3 @@ def alone_after_fork() -> None:
         INSIDE.remove(entry)
     if gone and not INSIDE:
         torch.set_default_dtype(gone[0][1])
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=alone_after_fork)

@@ -1,9 +1,18 @@
-"""How many of torch's threads a piece of work gets."""
+"""How many of torch's threads a piece of work gets, and what becomes of threads where a process forks."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def in_forked_child(function: Callable[[], None]) -> Callable[[], None]:
+    """Have it called in every process that is forked from this one: of its threads only the one that forked is there,
+    so nobody would ever open a lock that another one held."""
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=function)
+    return function
 
 
 @contextmanager

@@ -4,7 +4,6 @@ EOW draws its negatives at the cut: chains run through the tail only, so where t
 and which layers the energy term trains.
 """
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from eow.errors import EowError
+from eow.threads import in_forked_child
 
 INPUT = "input"
 
@@ -163,6 +163,7 @@ LOCK = threading.Lock()
 FROZEN: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()  # how many blocks hold it; its own mode
 
 
+@in_forked_child
 def thawed_after_fork() -> None:
     """A forked process has the thread that forked and no other: what the others held, nobody would ever let go."""
     global LOCK
@@ -170,10 +171,6 @@ def thawed_after_fork() -> None:
     for module, (_, own) in list(FROZEN.items()):
         module.training = own
     FROZEN.clear()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=thawed_after_fork)
 
 
 @contextmanager
