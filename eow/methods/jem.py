@@ -43,7 +43,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from eow.errors import EowError
 from eow.methods.base import Method, NoOptions, Prediction, closed_prediction
-from eow.models import SplitModel, frozen_statistics
+from eow.models import SplitModel, alike_in_both_modes, frozen_statistics
 from eow.sampling import ENERGIES, ReplayBuffer, Sampler, Tally
 from eow.sampling.langevin import mean_norm, noise_scale
 from eow.seeds import derive
@@ -135,12 +135,18 @@ class JEM(Method):
         self.buffer.fill(self.stream.manual_seed(derive("buffer", self.seed, rank)))
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        terms = {"ce": cross_entropy(self.model(x).float(), y)}
-        negatives = self.draw_negatives(x, y)
-        # Both energies with the statistics that the chains saw and prediction will see. In training mode batch norm
-        # would normalise data and chains each by themselves, and their gap could grow without either being unlikely.
-        with frozen_statistics(self.model):
-            energies = energy_of(self.model(torch.cat([x, negatives])).float())
+        if alike_in_both_modes(self.model):  # the data's logits serve both losses
+            negatives = self.draw_negatives(x, y)
+            logits = self.model(torch.cat([x, negatives])).float()
+            terms = {"ce": cross_entropy(logits[: len(x)], y)}
+        else:
+            terms = {"ce": cross_entropy(self.model(x).float(), y)}
+            negatives = self.draw_negatives(x, y)
+            # Both energies with the statistics that the chains saw and prediction will see. In training mode batch norm
+            # would normalise data and chains each by themselves: their gap could grow without either being unlikely.
+            with frozen_statistics(self.model):
+                logits = self.model(torch.cat([x, negatives])).float()
+        energies = energy_of(logits)
         terms["energy"] = self.options.weight * (energies[: len(x)].mean() - energies[len(x) :].mean())
         if self.options.energy_penalty:
             terms["penalty"] = self.options.energy_penalty * energies.square().mean()

@@ -9,14 +9,14 @@ from typing import Any
 from torch import nn
 
 from eow.errors import EowError
-from eow.models.layers import UNKNOWNS, GaussianNoise, OpenLinear, Stages, check_choice
+from eow.models.layers import UNKNOWNS, GaussianNoise, Layers, OpenLinear, Stages, check_choice
 from eow.models.mlp import mlp
-from eow.models.resnet import resnet
+from eow.models.resnet import Block, resnet
 from eow.models.split import SplitModel, frozen_statistics
 from eow.models.vgg import vgg11
-from eow.models.wideresnet import wrn28_10
+from eow.models.wideresnet import PreactivationBlock, wrn28_10
 
-__all__ = ["MODELS", "GaussianNoise", "SplitModel", "build", "frozen_statistics"]
+__all__ = ["MODELS", "GaussianNoise", "SplitModel", "alike_in_both_modes", "build", "frozen_statistics"]
 
 MODELS: dict[str, Callable[..., Stages]] = {
     "mlp": mlp,
@@ -26,6 +26,17 @@ MODELS: dict[str, Callable[..., Stages]] = {
     "resnet101": partial(resnet, depth=101),
     "wrn28_10": wrn28_10,
 }
+
+# What computes the same in training and in evaluation, and draws no random numbers.
+ALIKE = {
+    SplitModel, Block, PreactivationBlock, Layers, nn.Sequential, nn.Identity, nn.Flatten, nn.Linear, OpenLinear,
+    nn.Conv2d, nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.AdaptiveAvgPool2d,
+}  # fmt: skip
+
+
+def alike_in_both_modes(model: nn.Module) -> bool:
+    """Whether training and evaluation are surely the same function: of networks without norm, dropout and noise."""
+    return all(type(each) in ALIKE and not (each._forward_pre_hooks or each._forward_hooks) for each in model.modules())
 
 
 def build(
