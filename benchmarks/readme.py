@@ -19,6 +19,7 @@ DIGITS = "records/2026-11-18_demo-full"
 CIFAR = "records/2026-11-16_settled"
 REST = "records/2026-11-16_methods-30"
 SEEDS = "records/2026-11-16_methods-seeds"
+JEM = "records/2026-11-16_jem-ensemble"
 SPEED = "records/2026-11-15_speed-h200"
 MNIST = "records/2026-11-18_mnist-methods"
 TABULAR = "records/2026-11-18_tabular"
@@ -33,10 +34,11 @@ a method has none, by confidence.
 """
 ABOUT_CIFAR = f"""ResNet-50, 30 epochs, one H200, mean ± standard deviation. Rows without a mark: five seeds
 ([record]({{root}}{CIFAR}/record.md) with plan, commands and paired differences). *: seeds 0, 1 and 2
-([record]({{root}}{REST}/record.md); ova_dm and dble: [record]({{root}}{SEEDS}/record.md)). °: trained on all 50,000
-images; the others hold the same 894 out. ECE in %, in brackets what a perfectly calibrated model would measure. AUROC
-in %: CIFAR-10 and SVHN (re-cropped) by entropy (by vanilla's confidence {{near}}), noise and permuted pixels by unknown
-where one was trained, else by confidence. jem and ensemble have not been run over 30 epochs.
+([record]({{root}}{REST}/record.md); ova_dm and dble: [record]({{root}}{SEEDS}/record.md)). ¹: seed 0
+([record]({{root}}{JEM}/record.md)). °: trained on all 50,000 images; the others hold the same 894 out. ECE in %, in
+brackets what a perfectly calibrated model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by
+vanilla's confidence {{near}}), noise and permuted pixels by unknown where one was trained, else by confidence.
+An ensemble has not been run here.
 """
 ABOUT_MNIST = f"""MLP 784-512-512, 10 epochs, three seeds, two CPU cores ([record]({{root}}{MNIST}/record.md) with plan,
 command and paired differences). vanilla, label_smoothing, mixup, mc_dropout, ensemble, jem, ova_dm and dble train on
@@ -108,6 +110,7 @@ def cifar_table(root: str) -> str:
     fewer = {f"{method} *": controls[method] for method in OF_THREE}
     methods = {**figures_of(f"{REST}/methods"), **figures_of(f"{SEEDS}/epochs-30")}
     others = {f"{method} *°": figures for method, figures in methods.items()}
+    others["jem ¹°"] = figures_of(f"{JEM}/epochs-30")["jem"]
     header = ["method", "accuracy %", "ECE % (null)", "NLL", "NLL of K", "CIFAR-10", "SVHN", "noise", "permuted"]
     rows = [[title, *cifar_cells(figures)] for title, figures in {**settled, **fewer, **others}.items()]
     near = [f"{100 * settled['vanilla'][f'AUROC confidence %: {name}']['mean']:.1f}" for name in ("cifar10", "svhn")]
