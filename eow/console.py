@@ -2,6 +2,7 @@
 stands: a file's name may hold brackets and colons that rich would read as its own."""
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -41,22 +44,69 @@ def training_bar(show: bool = True) -> Progress:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "") -> None:
-    """Columns of numbers stand to the right, of words to the left. A pipe gets the table whole, however wide it is."""
+    """Columns of numbers stand to the right, of words to the left. A pipe gets the table whole, however wide it is; in
+    a terminal it loses its frame, then its cells are folded between words. No word or number is ever cut."""
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    heads = [printable(column) for column in columns]
+    framed, widths = arrange(
+        [list(column) for column in zip(heads, *cells)], console.width if console.is_terminal else None
+    )
     table = Table(
         title=printable(title) or None,
         title_justify="left",
         title_style="bold",
         caption=note or None,
         caption_justify="left",
+        box=HEAVY_HEAD if framed else SIMPLE_HEAD,
+        show_edge=framed,
+        padding=(0, 1) if framed else 0,
     )
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
-    for index, column in enumerate(columns):
+    for index, (head, width) in enumerate(zip(heads, widths)):
         numbers = all(is_number(row[index]) for row in cells)
-        table.add_column(printable(column), justify="right" if numbers else "left", no_wrap=index == 0)
+        table.add_column(folded(head, width), justify="right" if numbers else "left", width=width)
     for row in cells:
-        table.add_row(*row)
-    target = console if console.is_terminal else PlainConsole(width=200, file=console.file)
-    target.print(table)
+        table.add_row(*(folded(cell, width) for cell, width in zip(row, widths)))
+    needed = sum(widths) + frame(len(widths), framed)
+    width = max(console.width, needed) if console.is_terminal else max(200, needed)
+    PlainConsole(width=width, file=console.file).print(table)
+
+
+def frame(columns: int, framed: bool) -> int:
+    return 3 * columns + 1 if framed else columns - 1
+
+
+def arrange(columns: Sequence[Sequence[str]], room: int | None) -> tuple[bool, list[int]]:
+    """Whether the table has a frame, and how wide each column is. Without room to keep to, all are as wide as their
+    cells; where the frameless table is too wide with every cell folded, it stays so."""
+    whole = [max(map(cell_len, column)) for column in columns]
+    least = [max(cell_len(piece) for cell in column for piece in pieces(cell)) for column in columns]
+    least[0] = whole[0]  # what the row is about stays on its line
+    if room is None:
+        return True, whole
+    for framed in (True, False):
+        if sum(whole) + frame(len(columns), framed) <= room:
+            return framed, whole
+    framed = sum(least) + frame(len(columns), True) <= room
+    spare = max(0, room - frame(len(columns), framed) - sum(least))
+    wishes = [wide - narrow for wide, narrow in zip(whole, least)]
+    return framed, [narrow + spare * wish // max(1, sum(wishes)) for narrow, wish in zip(least, wishes)]
+
+
+def pieces(cell: str) -> list[str]:
+    """What of a cell stays together: its words, and ± with the number behind it."""
+    return re.split(r"(?<!±)\s+", cell)
+
+
+def folded(cell: str, width: int) -> str:
+    if cell_len(cell) <= width:
+        return cell
+    lines: list[str] = []
+    for piece in pieces(cell):
+        if lines and cell_len(f"{lines[-1]} {piece}") <= width:
+            lines[-1] += f" {piece}"
+        else:
+            lines.append(piece)
+    return "\n".join(lines)
 
 
 def is_number(text: str) -> bool:

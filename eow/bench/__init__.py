@@ -130,7 +130,7 @@ def bench(
         table = make_table(grid, runs, progress.failed)
         show_table(table)  # first: a disk that is full for cells may be so for their table
         write_table(table, out)
-    console.print(f"everything is in {out}/")
+    console.print(f"everything is in {out}/; as a page: eow report {shlex.quote(str(out))} -o report.html")
     if recorded is not None:
         write_record(recorded, grid, table, runs, command, time.monotonic() - began)
         console.print(f"recorded in {recorded}/")

@@ -64,12 +64,13 @@ def picture(progress: Progress, title: str, began: float) -> Group:
     words += [duration(time.monotonic() - began) + (f", about {duration(grid_left)} left" if grid_left else "")]
     table = RichTable(title=f"{title}: {' · '.join(words)}", title_justify="left", title_style="bold", expand=False)
     for column in ("running", "", "epoch", "time", "left"):
-        table.add_column(column, justify="left" if column in ("running", "") else "right", no_wrap=True)
+        named = column == "running"  # in a narrow terminal this is folded, and no number is cut
+        table.add_column(column, justify="left" if named or not column else "right", no_wrap=not named)
     for name, start in list(progress.running.items())[:SHOWN]:
         cell, passed = progress.cells[name], duration(time.monotonic() - start)
         epochs = epochs_of(progress, cell)
         left = "" if epochs.seconds_left is None else duration(epochs.seconds_left)
-        bar = ProgressBar(total=epochs.total, completed=epochs.done, width=24)
+        bar = ProgressBar(total=epochs.total, completed=epochs.done, width=16)
         table.add_row(Text(cell.title), bar, f"{epochs.done}/{epochs.total}", passed, left)
     if len(progress.running) > SHOWN:
         table.add_row(Text(f"and {len(progress.running) - SHOWN} more"), "", "", "", "")

@@ -208,6 +208,6 @@ def methods() -> None:
     columns = ["name", "what it is", "held-out data", "a prediction costs"]
     rows = []
     for name, kind in METHODS.items():
-        held_out = "yes" if kind.needs_holdout else "in modern" if hasattr(kind.Options, "calibrate") else "no"
+        held_out = "yes" if kind.needs_holdout else "modern: yes" if hasattr(kind.Options, "calibrate") else "no"
         rows.append([name, kind.summary, held_out, kind.costlier or "one pass"])
     print_table("methods", columns, rows)
