@@ -71,7 +71,7 @@ def events(bunch: Bunch) -> list[str]:
                 words = ", ".join(map(str, undone))
                 told.append(f"{group.label}, seed {run.seed}: epoch {words} diverged, was undone and tried again.")
             if source := next((line.get("source") for line in run.log if line.get("event") == "taken over"), None):
-                told.append(f"{group.label}, seed {run.seed}: no training of its own, weights of {source}.")
+                told.append(f"{group.label}, seed {run.seed}: not trained itself, it takes the weights of {source}.")
             if reason := next((line.get("reason") for line in run.log if line.get("event") == "branched"), None):
                 told.append(f"{group.label}, seed {run.seed}: a branch of another training, {reason}.")
     return told
