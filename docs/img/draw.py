@@ -120,6 +120,7 @@ def confidence(told: dict[str, Any]) -> str:
         parts.append(f'<path d="M{left} {base}{steps}V{base}" class="outline"/>')
     parts += [bar(52, 44, 14, 10, "filled"), text(72, 53, "known digits, 0 to 7", "quiet")]
     parts += ['<path d="M200 49h14" class="outline"/>', text(220, 53, "unseen, 8 and 9", "quiet")]
+    parts.append(text(422, 53, "one unknown in twenty expected", "quiet"))
     return picture(740, 264, "Confidence on known and unseen digits, vanilla beside EOW-Softmax", parts)
 
 
