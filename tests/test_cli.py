@@ -730,6 +730,7 @@ def test_every_command_has_help_with_an_example() -> None:
         shown = CliRunner().invoke(cli.app, [*path, "--help"])
         assert shown.exit_code == 0
         assert f"Example:  eow {' '.join(path)}" in " ".join(shown.output.split()).replace("Example: ", "Example:  ")
+        assert "<bool>" not in shown.output  # a flag takes no word
 
 
 def test_importing_eow_costs_nothing() -> None:

@@ -14,11 +14,24 @@ ORDER = (
 )  # fmt: skip
 
 
+def taking_nothing(params: list[Any]) -> list[Any]:
+    """Typer writes <bool> behind a flag, as if it took a word."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
 class Flowing(TyperGroup):
     """Commands whose docstrings are shown without the line breaks of the source."""
 
+    def get_params(self, ctx: Any) -> Any:
+        return taking_nothing(super().get_params(ctx))
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            taking_nothing(command.get_params(ctx))
         if command is not None and command.help:
             command.help = "\n\n".join(" ".join(part.split()) for part in command.help.split("\n\n"))
         return command
@@ -51,7 +64,9 @@ TO_WRITE: dict[str, Any] = {"parser": named, "metavar": "PATH"}  # what each opt
 Root = Annotated[str, typer.Option(help="Where data sets lie; else EOW_DATA, else the user's cache folder.")]
 Unofficial = Annotated[bool, typer.Option("--allow-unofficial", help="Use files whose hash is not the official one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Rate = Annotated[float | None, typer.Option(help="The share of unknowns to expect, 0 to below 1: re-sets the prior λ.")]
+Rate = Annotated[
+    float | None, typer.Option(help="The share of unknowns to expect, 0 to below 1; replaces the prior λ of training.")
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
 

@@ -29,7 +29,7 @@ def train(
     model: Annotated[str | None, typer.Option(help="mlp, vgg11, resnet18, resnet50, resnet101 or wrn28_10.")] = None,
     recipe: Annotated[str | None, typer.Option(help="modern, paper or release.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs to train.")] = None,
-    seed: Annotated[int | None, typer.Option(help="One seed makes a run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of this run; 0 where none is given.")] = None,
     unknown_classes: Annotated[
         str, typer.Option(help="Classes kept out of training, as unknowns, by name: 8,9 or cat,dog.")
     ] = "",
@@ -41,16 +41,20 @@ def train(
     root: Root = "",
     allow_unofficial: Unofficial = False,
     resident: Annotated[
-        str, typer.Option(help="yes: the data lies on the device; no: it is streamed, a folder: from a file.")
+        str, typer.Option(help="yes: keep all data on the device; no: stream it, a folder of images from a file.")
     ] = "",
     device: Device = None,
     graph: Annotated[str | None, typer.Option(help="The step as one CUDA graph: auto, on or off.")] = None,
     devices: Annotated[int, typer.Option(min=1, help="Processes to spread the training over, one a GPU.")] = 1,
     log: Annotated[str, typer.Option(help="Write the log as csv, tensorboard or csv,tensorboard as well.")] = "",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, without settings by its own; else start it.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in --out, by its own settings where none are given; start it if there is none.",
+        ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress; warnings stay.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings are still shown.")] = False,
 ) -> None:
     """Train a classifier into a run folder: config, log, weights, predictions and summary."""
     from eow.config import from_assignments, from_toml
@@ -136,7 +140,7 @@ def given(table: dict[str, Any]) -> dict[str, Any]:
 @app.command(epilog="Example:  eow demo --all --seeds 3 --out runs/demo-all")
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Where everything goes; without --all, an old demo there is replaced.", **TO_WRITE)
+        Path, typer.Option(help="Where everything goes; without --all an old demo there is replaced.", **TO_WRITE)
     ] = Path("runs/demo"),
     seed: Annotated[int | None, typer.Option(min=0, help="Without --all: the seed, 0 where none is given.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every method; goes on where it was stopped.")] = False,
@@ -149,8 +153,8 @@ def demo(
     port: Annotated[int | None, typer.Option(help="With --web: where to serve it; else the next free one.")] = None,
     root: Root = "",
 ) -> None:
-    """Train vanilla and EOW-Softmax, or all methods, on digits 0-7 and meet 8 and 9 for the first time; or draw
-    something for both to look at."""
+    """Train vanilla and EOW-Softmax, or all methods, on digits 0-7 and show them 8 and 9 for the first time; or make a
+    page to draw on, where both answer."""
     page = web or build is not None
     if every and page:
         raise EowError("--all is a table, --web and --build a page: ask for one of them")
@@ -181,8 +185,8 @@ def theory(
     out: Annotated[Path, typer.Option(help="The picture to write.", **TO_WRITE)] = Path("theory.png"),
     lam: Annotated[float, typer.Option(help="λ, the weight of the energy term, from 1e-6 to 1e6.")] = 0.1,
 ) -> None:
-    """Draw what exact sampling drives each energy to, for a mixture in one dimension: p(x), the known mass and the
-    unknown."""
+    """Draw where training with exact sampling comes to rest, for each energy and a mixture in one dimension: the data's
+    density, the known mass and the unknown."""
     from eow.console import print_table
     from eow.theory import draw
 
@@ -205,9 +209,9 @@ def methods() -> None:
     from eow.console import print_table
     from eow.methods import METHODS
 
-    columns = ["name", "what it is", "held-out data", "a prediction costs"]
+    columns = ["name", "what it is", "fits on held-out data", "a prediction costs"]
     rows = []
     for name, kind in METHODS.items():
-        held_out = "yes" if kind.needs_holdout else "modern: yes" if hasattr(kind.Options, "calibrate") else "no"
+        held_out = "yes" if kind.needs_holdout else "recipe modern: yes" if hasattr(kind.Options, "calibrate") else "no"
         rows.append([name, kind.summary, held_out, kind.costlier or "one pass"])
     print_table("methods", columns, rows)
