@@ -95,9 +95,9 @@ def headline(bunch: Bunch, rate: float | None) -> Table:
     beside = any(value is not None for values in printed.values() for value in values)
     caption = (
         f"On the {samples:,} test samples of known classes. {SPREAD} ECE: 15 bins of equal width; null ECE is what a "
-        "perfectly calibrated model with the same confidences would measure, so an ECE close to it is no sign of miscalibration. "
-        "NLL: as it is, which counts what goes to unknown as lost, and NLL of K, of the K classes renormalised. AURC: area under the risk-coverage curve. "
-        "Seconds: of training." + rate_words(rate)
+        "perfectly calibrated model with the same confidences would measure, so an ECE close to it is no sign of "
+        "miscalibration. NLL: as it is, which counts what goes to unknown as lost, and NLL of K, of the K classes "
+        "renormalised. AURC: area under the risk-coverage curve. Seconds: of training." + rate_words(rate)
     )
     if beside:
         tables = "tables 1 and, by λ, 3" if len(lams) > 1 else "table 1"
