@@ -58,7 +58,7 @@ def main() -> None:
         model = eow.upgrade((Encoder(net.vit), net.classifier), example=x[:1])
         OpenWorldTrainer(model, args=settings, train_dataset=rows).train()
     said, strange = (eow.predict(model, each, unknown_rate=0.1) for each in (x[known], x[~known]))
-    print(f"accuracy on 0-7 {(said.probs.argmax(1) == y[known]).float().mean():.3f}")
+    print(f"accuracy on 0-7 (the digits it was trained on) {(said.probs.argmax(1) == y[known]).float().mean():.3f}")
     print(f"mean unknown on 0-7 {said.unknown.mean():.3f}, on 8 and 9 {strange.unknown.mean():.3f}")
 
 

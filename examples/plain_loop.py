@@ -40,5 +40,5 @@ for epoch in range(5):
     print(epoch, {name: round(float(term), 3) for name, term in loss_of.last.items()})
 
 said, strange = (eow.predict(model, each, unknown_rate=0.1) for each in (x[known], x[~known]))  # one in ten is expected
-print(f"accuracy on 0-7 {(said.probs.argmax(1) == y[known]).float().mean():.3f}")
+print(f"accuracy on 0-7 (the digits it was trained on) {(said.probs.argmax(1) == y[known]).float().mean():.3f}")
 print(f"mean unknown on 0-7 {said.unknown.mean():.3f}, on 8 and 9 {strange.unknown.mean():.3f}")

@@ -645,6 +645,7 @@ def test_help_lists_commands_in_the_order_of_use(call) -> None:
 
 def test_data_list_and_verify(call, tmp_path: Path) -> None:
     code, out, _ = call("data", "list", "--root", tmp_path)
+    assert f"looked for below {tmp_path}" in " ".join(out.split())
     assert code == 0
     assert "tiny_imagenet" in out
     code, out, _ = call("data", "verify", "mnist", "--root", tmp_path)

@@ -15,11 +15,12 @@ data_app = typer.Typer(cls=Flowing, no_args_is_help=True)
 def data_list(root: Root = "") -> None:
     """Every data set by name, and whether it is on this disk."""
     from eow.console import print_table
+    from eow.data.catalog import data_root
     from eow.data.fetch import describe
 
     columns = ["name", "shape", "classes", "on disk", "what it is"]
     rows = [[row.name, row.shape, row.classes, row.on_disk, row.about] for row in describe(root or None)]
-    print_table("data sets", columns, rows)
+    print_table("data sets", columns, rows, f"looked for below {data_root(root or None)}")
 
 
 @data_app.command("fetch", epilog="Example:  eow data fetch cifar10 --root data")
