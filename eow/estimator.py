@@ -60,39 +60,48 @@ KINDS: dict[str, Any] = {
 
 
 class EOWClassifier(ClassifierMixin, BaseEstimator):
-    """A classifier that can say "unknown", as a scikit-learn estimator.
+    """A classifier that can say "unknown", as a scikit-learn estimator. Rows are standardised inside. In a pipeline,
+    which hands on scikit-learn's own methods only, the others are reached by
+    `pipeline[-1].predict_unknown(pipeline[:-1].transform(X))`.
 
-    hidden_layer_sizes    units of the hidden layers
+    hidden_layer_sizes    how many units each hidden layer has
     lam                   λ, the weight of the energy term: the prior odds of "unknown" while training
     max_iter              epochs; the learning rate rises and falls once within them, and the energy term sets in after
                           30 % of them
-    batch_size            rows a step; "auto" takes an eighth of the rows, from 16 to 256
-    learning_rate_init    its peak, for Adam
+    batch_size            rows in a step; "auto" takes an eighth of the rows, from 16 to 256
+    learning_rate_init    the peak of the learning rate, for Adam
     weight_decay          decoupled from the gradient, as in AdamW; not scikit-learn's alpha
     early_stopping        stop when the log-loss on `validation_fraction` of the rows has not improved for
-                          `n_iter_no_change` epochs, and keep the best epoch's weights; as nobody knows the end
-                          beforehand, the rate then stays at its peak and the energy term is on from the start. These
-                          rows then set how sure it may be, and no second network is trained
-    warm_start            `fit` goes on from the fitted weights, scaler and classes; what rows it is given is up to you,
-                          but a class it does not know is an error; the fence and the default `unknown_rate` are of
-                          these rows alone
-    unknown_rate          the share of unknowns to expect at prediction, from 0 to below 1; None: the λ/(1+λ) of
-                          training if the classes are equally many, and less by as much as the rarest is below an equal
-                          share. At None fresh rows of the classes have that mean unknown, or a lower one where they are
-                          easily told from the negatives. Another rate is a prior: the odds of unknown are those at None
-                          times the ratio of the two rates' odds. The higher it is, the less are rare classes answered;
-                          what is far outside the fence is unknown at any rate but 0. It can be set after fitting; it
-                          moves `predict_unknown` and `predict_open`, never `predict` and `predict_proba`
+                          `n_iter_no_change` epochs, and keep the weights of the best epoch. Since the end is not known
+                          beforehand, the learning rate stays at its peak and the energy term is on from the start. How
+                          sure predictions may be is measured on the same rows, and no second network is trained
+    warm_start            `fit` goes on from the fitted weights, scaler and classes. It may be given other rows, but a
+                          class that it does not know is an error; the fence and the default `unknown_rate` are those of
+                          the new rows alone
+    unknown_rate          the share of unknowns to expect at prediction, from 0 to below 1. None: λ/(1+λ), as in
+                          training, if all classes are equally frequent; lower by as much as the rarest class falls
+                          short of an equal share. At None fresh rows of the classes have that mean unknown, or a lower
+                          one where they are easily told from the negatives. Another rate is a prior: it multiplies the
+                          odds of unknown by the ratio of its own odds to those of the rate at None. The higher it is,
+                          the less often rare classes are answered; what is far outside the fence is unknown at any rate
+                          but 0. It can be set after fitting, and changes `predict_unknown` and `predict_open`, never
+                          `predict` and `predict_proba`
     random_state          an int makes `fit` give the same bytes again, on the same machine
     device                where to train: "cpu", "cuda" or "auto"; predictions are made on the CPU, in double precision
     verbose               a progress bar of each training
 
-    Fitted: `classes_`, `n_features_in_`, `feature_names_in_` (for data frames), `n_iter_` (epochs) and `loss_curve_`
-    (the loss of each), both counted on by a warm start, `validation_scores_` (mean log-likelihood of the held-out rows
-    after each epoch, with early stopping), `unknown_rate_` (what `unknown_rate=None` means), `scaler_`, `model_`, a
-    SplitModel in double precision for standardised rows that are cut off at 5 deviations, `fence_`, for rows that are
-    not, and what a warm start goes on from: `network_`, the model as it was trained, and `rehearsal_`, the one that was
-    shown four fifths of the rows, with its scaler. A `fit` that fails leaves everything as it was.
+    Fitted:
+    classes_, n_features_in_, feature_names_in_   as everywhere in scikit-learn (the names for data frames)
+    n_iter_, loss_curve_  the number of epochs and the loss of each; a warm start continues both
+    validation_scores_    mean log-likelihood of the held-out rows after each epoch, with early stopping
+    unknown_rate_         what `unknown_rate=None` means
+    scaler_, model_       the scaler, and a SplitModel in double precision for standardised rows that are cut off at 5
+                          deviations
+    fence_                the fence, for standardised rows that are not cut off
+    network_, rehearsal_  what a warm start goes on from: the model as it was trained, and the one that was shown four
+                          fifths of the rows, with its scaler
+
+    A `fit` that fails leaves everything as it was.
     """
 
     classes_: np.ndarray

@@ -56,13 +56,16 @@ def fit(
     of the negatives' weight λ then goes to them, the other half stays with the chains. `holdout` is given like `data`
     and holds samples that are not in it: when training has ended a temperature is fitted to them and, for an upgraded
     model, the shift that makes the mean unknown there `unknown_rate`, .002 unless you say another. `options` are the
-    method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`. The head must have one output more than
-    classes for `eow`; `eow.upgrade` sees to that, and since an upgraded model is trained already, its energy term is on
-    from the first epoch; another's begins late and, where the head may change and has a bias, settled, as in the recipe
-    `modern`. A later fit without `holdout` trains at the prior odds λ again. Parameters without `requires_grad` stay as
-    they are until something is fitted to `holdout` or shifted to `unknown_rate`, and so do the running statistics of
-    norm layers whose parameters are all frozen. Where the unknown of an upgraded model must first be brought to λ, a
-    frozen head is refused.
+    method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`.
+
+    For `eow` the head must have one output more than there are classes; `eow.upgrade` sees to that. An upgraded model
+    is trained already, so its energy term is on from the first epoch. Any other model's begins late, as in the recipe
+    `modern`, with a head that is settled first if it has a bias and may change. A later fit without `holdout` trains at
+    the prior odds λ again.
+
+    Parameters without `requires_grad` stay as they are until something is fitted to `holdout` or shifted to
+    `unknown_rate`; so do the running statistics of norm layers whose parameters are all frozen. Where the unknown of an
+    upgraded model must first be brought to λ, a frozen head is refused.
     """
     needs_split(model)
     needs_gradients("eow.fit")

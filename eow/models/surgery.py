@@ -95,9 +95,9 @@ def upgrade(
     or not before. With `copy=False` the weights of all layers but the last are shared with the model given, so that
     training trains both (and the tail of a pair is used itself: its last layer becomes the wider one).
 
-    Of several threads one upgrades at a time. Others may predict meanwhile, but not with a model that is upgraded with
-    `copy=False`, and they should not train: what they draw from the process's random generators again and again is
-    taken for what this model draws, and refused.
+    Only one thread upgrades at a time. Others may predict meanwhile, but not with a model that is upgraded with
+    `copy=False`. They should not train: random numbers that they draw again and again look as if this model drew them,
+    and it would be refused.
     """
     original = whole = given(model)
     if copy:
