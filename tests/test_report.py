@@ -33,7 +33,8 @@ from eow.predictions import file_name
 from eow.report import page, report
 from eow.report.curves import thresholds
 from eow.report.gather import gather
-from eow.report.parts import Cell, Panel, Table, around, rows_of, ticks
+from eow.report.parts import Axis, Cell, Figure, Key, Panel, Series, Table, around, rows_of, ticks
+from eow.report.plots import draw
 from eow.report.progress import chains
 from eow.report.sections import Section, compose
 from eow.report.texts import tex
@@ -424,6 +425,19 @@ def test_pictures_for_a_paper_are_one_file_or_one_each(trained: list[Path], tmp_
         assert (pixels < 128).mean() > 0.001  # something is drawn
     [sheet] = report(trained, tmp_path / "all.png", "png")
     assert Image.open(sheet).height == sum(Image.open(file).height for file in files)
+
+
+@pytest.mark.parametrize("names", [3, 16])
+def test_a_legend_fits_into_its_picture(names: int) -> None:
+    """A figure of one panel: many methods, or outliers with long names, once ran over both edges."""
+    keys = [Key(f"near: a set of outliers {place}", place) for place in range(names)]
+    curve = Series("a", [0.0, 1.0], [0.0, 1.0], 0)
+    panel = Panel("known", Axis("coverage", 0, 1), Axis("risk", 0, 1), [curve])
+    where = "a folder of images, " * 5
+    picture = draw(Figure("risk", "Risk and coverage", "", [panel], keys), where)
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("L"))
+    assert pixels[:, [0, 1, -2, -1]].min() == 255
+    assert pixels[[0, 1, -2, -1]].min() == 255
 
 
 # What it refuses

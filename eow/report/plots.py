@@ -113,14 +113,24 @@ def draw(figure: "Figure", where: str) -> bytes:
             draw_panel(axis, panel)
     for axis in axes.flat[len(figure.panels) :]:
         axis.set_visible(False)
-    sheet.suptitle(f"{figure.title}: {where}", fontsize=11, parse_math=False)
-    handles, labels = handles_of(figure)
-    if labels:
-        sheet.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False, fontsize=9)
+    sheet.suptitle(f"{figure.title}: {where}", fontsize=11, parse_math=False, wrap=True)
+    add_legend(sheet, *handles_of(figure))
     file = io.BytesIO()
     sheet.savefig(file, format="png", dpi=150)
     pyplot.close(sheet)
     return file.getvalue()
+
+
+def add_legend(sheet: Any, handles: list[Any], labels: list[str]) -> None:
+    """Below the panels, in as many columns as the picture is wide enough for; its rows make the picture taller."""
+    for columns in range(min(len(labels), 4), 0, -1):
+        legend = sheet.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+        wide = legend.get_window_extent(sheet.canvas.get_renderer()).width
+        if columns == 1 or wide <= sheet.bbox.width:
+            sheet.set_figwidth(max(sheet.get_figwidth(), wide / sheet.dpi))
+            sheet.set_figheight(sheet.get_figheight() + 0.19 * (-(-len(labels) // columns) - 1))
+            return
+        legend.remove()
 
 
 def handles_of(figure: "Figure") -> tuple[list[Any], list[str]]:
