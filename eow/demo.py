@@ -21,7 +21,8 @@ PATTERNS = {
     "unknown_known": "{:.3f}", "unknown_unseen": "{:.3f}", "seconds": "{:.1f}",
 }  # fmt: skip
 NOTE = """accuracy, ECE and AUROC in %. null: the ECE of a perfectly calibrated model with these confidences.
-AUROC: confidence on known digits against 8s and 9s. known, unseen: the mean unknown on each."""
+AUROC: how well confidence tells known digits from 8s and 9s.
+known, unseen: the mean unknown on each."""
 
 
 def demo_config(method: str, seed: int) -> RunConfig:
@@ -48,7 +49,9 @@ def check_old(folder: Path) -> list[Path]:
 def run_demo(folder: Path, seed: int = 0) -> dict[str, dict[str, Any]]:
     """Train both methods into `folder`, print the table, and return its figures by method."""
     old, figures = check_old(folder), {}
-    console.print("digits 0-7 are known; 8 and 9 are never seen in training and should be less sure and more unknown")
+    console.print(
+        "digits 0-7 are known; 8 and 9 are never seen in training, so they should get less confidence and more unknown"
+    )
     for method in METHODS:
         if folder / method in old:
             with storage.locked(folder / method):
