@@ -9,15 +9,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from eow.errors import EowError
 from eow.plain import printable
 
 PlainConsole = partial(Console, highlight=False, markup=False, emoji=False)
 console = PlainConsole(soft_wrap=True)
+PIPE = 200  # columns of a table in what is no terminal
+WHOLE = 24  # letters of a figure, or of a word, that are never broken
 
 
 def plain_warnings() -> None:
@@ -40,23 +44,71 @@ def training_bar(show: bool = True) -> Progress:
     )
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "") -> None:
-    """Columns of numbers stand to the right, of words to the left. A pipe gets the table whole, however wide it is."""
-    table = Table(
-        title=printable(title) or None,
-        title_justify="left",
-        title_style="bold",
-        caption=note or None,
-        caption_justify="left",
-    )
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
-    for index, column in enumerate(columns):
-        numbers = all(is_number(row[index]) for row in cells)
-        table.add_column(printable(column), justify="right" if numbers else "left", no_wrap=index == 0)
-    for row in cells:
-        table.add_row(*row)
-    target = console if console.is_terminal else PlainConsole(width=200, file=console.file)
-    target.print(table)
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "", *, keys: int = 1
+) -> None:
+    """Columns of numbers stand to the right, of words to the left; the first `keys` say whose row it is. What is too
+    wide is laid out anew, and nothing is left out: see `laid_out`."""
+    text = [[printable(str(cell)) for cell in line] for line in (columns, *rows)]
+    room = console.width if console.is_terminal else PIPE
+    tables = [(each, *widths_of(each, room)) for each in laid_out(text, keys, room)]
+    target = PlainConsole(width=max(room, *(total for *_, total in tables)), file=console.file)
+    if title:
+        target.print(Text(printable(title), style="bold"), width=room)
+    for (header, *lines), widths, _ in tables:
+        table = Table()
+        for index, (heading, width) in enumerate(zip(header, widths)):
+            numbers = all(is_number(line[index]) for line in lines)
+            table.add_column(heading, justify="right" if numbers else "left", width=width, overflow="fold")
+        for line in lines:
+            table.add_row(*line)
+        target.print(table)
+    if note:
+        target.print(Text(note, style="table.caption"), width=room)
+
+
+def laid_out(text: list[list[str]], keys: int, room: int) -> list[list[list[str]]]:
+    """The table, if it fits; else turned, a figure a row, if that does; else several tables of the same rows."""
+    if fits(text, room):
+        return [text]
+    header = text[0]
+    turned = [["\n".join(line[:keys]), *line[keys:]] for line in text]
+    turned = [list(line) for line in zip(*turned)]
+    if len(header) > keys + 1 and fits(turned, room):
+        return [turned]
+    parts: list[list[int]] = []
+    for index in range(keys, len(header)):
+        wider = [*parts[-1], index] if parts else []
+        if wider and fits([[line[at] for at in (*range(keys), *wider)] for line in text], room):
+            parts[-1] = wider
+        else:
+            parts.append([index])
+    return [[[line[at] for at in (*range(keys), *part)] for line in text] for part in parts or [[]]]
+
+
+def fits(text: list[list[str]], room: int) -> bool:
+    return widths_of(text, room)[1] <= room
+
+
+def widths_of(text: list[list[str]], room: int) -> tuple[list[int], int]:
+    """How wide each column is, and all of them with their lines: as wide as its text where there is room, else the
+    widest become narrower, down to where a word or a figure would break."""
+    widths = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in zip(*text)]
+    least = [max(1, words(head), *map(unbroken, column)) for head, *column in zip(*text)]
+    frame = 3 * len(widths) + 1
+    while sum(widths) + frame > room and (wide := [at for at, width in enumerate(widths) if width > least[at]]):
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths, sum(widths) + frame
+
+
+def unbroken(cell: str) -> int:
+    """How much of a cell stays on one line: a figure with all that belongs to it, of a text its words."""
+    return words(cell) if cell[:1].isalpha() else min(WHOLE, cell_len(cell))
+
+
+def words(text: str) -> int:
+    """The longest word, unless it is one of those paths without an end."""
+    return min(WHOLE, max(map(cell_len, text.split()), default=0))
 
 
 def is_number(text: str) -> bool:
