@@ -50,7 +50,7 @@ def print_table(
     """Columns of numbers stand to the right, of words to the left; the first `keys` say whose row it is. What is too
     wide is laid out anew, and nothing is left out: see `laid_out`."""
     text = [[printable(str(cell)) for cell in line] for line in (columns, *rows)]
-    room = console.width if console.is_terminal else PIPE
+    room = (console.width or 80) if console.is_terminal else PIPE  # a shell may say 0
     tables = [(each, *widths_of(each, room)) for each in laid_out(text, keys, room)]
     target = PlainConsole(width=max(room, *(total for *_, total in tables)), file=console.file)
     if title:

@@ -291,6 +291,7 @@ def matched(match: str) -> str:
         ("[quick]", "[methods]\nvanilla = 3\n[quick]", "the settings are 3"),
         ("[quick]", '[[axis]]\ntitle = "a"\nkey = 3\nvalues = [1]\n[quick]', "key of the axis 'a' is 3"),
         ("[quick]", '[[axis]]\ntitle = "a"\nkey = "train.lr"\nvalues = [1]\nmethods = 3\n[quick]', "methods is 3"),
+        ('"ece"]', '{ title = "t", path = "log", digits = -3 }]', "give 0 to 15"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_file(tmp_path: Path, old: str, new: str, names: str) -> None:

@@ -60,6 +60,12 @@ def test_few_rows_of_many_figures_are_turned_and_many_rows_split() -> None:
     assert [word for line in parts for word in line.split() if "." in word] == rows[5][1:]  # each once, in order
 
 
+def test_a_shell_may_say_that_it_has_no_columns_at_all() -> None:
+    lines = printed(0, ["method", "figure"], [["vanilla", "0.9876"]])
+    assert lines[0] == "title"
+    assert lines[-1] == "note"
+
+
 def test_a_long_name_is_folded_and_no_figure_with_it() -> None:
     path = f"/{'a' * 90}/image.png"
     lines = printed(60, ["file", "label", "confidence"], [[path, "cat", "0.9876"]])
