@@ -51,11 +51,11 @@ def print_table(
     wide is laid out anew, and nothing is left out: see `laid_out`."""
     text = [[printable(str(cell)) for cell in line] for line in (columns, *rows)]
     room = (console.width or 80) if console.is_terminal else PIPE  # a shell may say 0
-    tables = [(each, *widths_of(each, room)) for each in laid_out(text, keys, room)]
-    target = PlainConsole(width=max(room, *(total for *_, total in tables)), file=console.file)
+    tables = [(each, widths_of(each, room)) for each in laid_out(text, keys, room)]
+    target = PlainConsole(width=max(room, *(framed(widths) for _, widths in tables)), file=console.file)
     if title:
         target.print(Text(printable(title), style="bold"), width=room)
-    for (header, *lines), widths, _ in tables:
+    for (header, *lines), widths in tables:
         table = Table()
         for index, (heading, width) in enumerate(zip(header, widths)):
             numbers = all(is_number(line[index]) for line in lines)
@@ -69,36 +69,39 @@ def print_table(
 
 def laid_out(text: list[list[str]], keys: int, room: int) -> list[list[list[str]]]:
     """The table, if it fits; else turned, a figure a row, if that does; else several tables of the same rows."""
-    if fits(text, room):
+    least = least_of(text)
+    if framed(least) <= room:
         return [text]
-    header = text[0]
     turned = [["\n".join(line[:keys]), *line[keys:]] for line in text]
     turned = [list(line) for line in zip(*turned)]
-    if len(header) > keys + 1 and fits(turned, room):
+    if len(turned) > 2 and framed(least_of(turned)) <= room:
         return [turned]
-    parts: list[list[int]] = []
-    for index in range(keys, len(header)):
-        wider = [*parts[-1], index] if parts else []
-        if wider and fits([[line[at] for at in (*range(keys), *wider)] for line in text], room):
-            parts[-1] = wider
+    first, parts = [*range(keys)], [[*range(min(keys + 1, len(least)))]]
+    for index in range(keys + 1, len(least)):
+        if framed([least[at] for at in (*parts[-1], index)]) <= room:
+            parts[-1].append(index)
         else:
-            parts.append([index])
-    return [[[line[at] for at in (*range(keys), *part)] for line in text] for part in parts or [[]]]
+            parts.append([*first, index])
+    return [[[line[at] for at in part] for line in text] for part in parts]
 
 
-def fits(text: list[list[str]], room: int) -> bool:
-    return widths_of(text, room)[1] <= room
+def framed(widths: list[int]) -> int:
+    """How wide a table is: its columns, a blank on either side of each, and the lines between."""
+    return sum(widths) + 3 * len(widths) + 1
 
 
-def widths_of(text: list[list[str]], room: int) -> tuple[list[int], int]:
-    """How wide each column is, and all of them with their lines: as wide as its text where there is room, else the
-    widest become narrower, down to where a word or a figure would break."""
+def least_of(text: list[list[str]]) -> list[int]:
+    """How narrow each column can be before a word or a figure would break."""
+    return [max(1, words(head), *map(unbroken, column)) for head, *column in zip(*text)]
+
+
+def widths_of(text: list[list[str]], room: int) -> list[int]:
+    """How wide each column is: as its text where there is room, else the widest become narrower, as far as they can."""
     widths = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in zip(*text)]
-    least = [max(1, words(head), *map(unbroken, column)) for head, *column in zip(*text)]
-    frame = 3 * len(widths) + 1
-    while sum(widths) + frame > room and (wide := [at for at, width in enumerate(widths) if width > least[at]]):
+    least = least_of(text)
+    while framed(widths) > room and (wide := [at for at, width in enumerate(widths) if width > least[at]]):
         widths[max(wide, key=widths.__getitem__)] -= 1
-    return widths, sum(widths) + frame
+    return widths
 
 
 def unbroken(cell: str) -> int:

@@ -2,12 +2,13 @@
 narrow the terminal is."""
 
 import io
+import time
 from collections.abc import Sequence
 
 import pytest
 
 import eow.console
-from eow.console import PlainConsole, console, print_table
+from eow.console import PlainConsole, console, laid_out, print_table
 
 
 def test_text_is_printed_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +59,15 @@ def test_few_rows_of_many_figures_are_turned_and_many_rows_split() -> None:
     parts = [line for line in lines if "method_5" in line]
     assert len(parts) > 1
     assert [word for line in parts for word in line.split() if "." in word] == rows[5][1:]  # each once, in order
+
+
+def test_many_rows_are_laid_out_at_once() -> None:
+    """Turned, each would be a column: that they do not fit is seen without looking for what each could spare."""
+    text = [["file", "label", "confidence"], *([f"photographs/{row}.png", "a cat", "0.9876"] for row in range(20_000))]
+    began = time.monotonic()
+    assert [len(each[0]) for each in laid_out(text, 1, 30)] == [2, 2]
+    assert time.monotonic() - began < 20  # a second
+    assert laid_out([["a" * 24], ["b"]], 1, 10) == [[["a" * 24], ["b"]]]
 
 
 def test_a_shell_may_say_that_it_has_no_columns_at_all() -> None:
