@@ -8,6 +8,7 @@ from typing import Any
 from eow.errors import EowError
 
 Table = dict[str, Any]
+LONGEST = 16 << 20  # bytes of a settings file
 
 NAMES = (("data", "unknown_classes"), ("data", "outliers"))  # lists of them
 
@@ -51,9 +52,30 @@ def from_assignments(assignments: list[str]) -> Table:
 
 
 def from_toml(path: str | Path) -> Table:
+    return parsed(path, settings_text(path))
+
+
+def settings_text(path: str | Path) -> str:
+    """A settings file as it stands, read once: it may be a pipe, as a shell's <(...) is, or a device without end."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # Windows' editors begin a file with a mark
+        with open(path, "rb") as file:
+            data = file.read(LONGEST + 1)
+        if len(data) > LONGEST:
+            raise ValueError(f"it has more than {LONGEST:,} bytes")
+        return data.decode("utf-8-sig")  # Windows' editors begin a file with a mark
     except FileNotFoundError:
         raise EowError(f"there is no file {path}: give the path of a TOML file with the run's settings") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise EowError(f"{path} cannot be read as TOML: {error}") from None
+    except (OSError, ValueError) as error:
+        raise not_toml(path, error) from None
+
+
+def parsed(path: str | Path, text: str) -> Table:
+    """The settings in the text of the file at `path`."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise not_toml(path, error) from None
+
+
+def not_toml(path: str | Path, error: Exception) -> EowError:
+    return EowError(f"{path} cannot be read as TOML: {getattr(error, 'strerror', None) or error}")

@@ -2,7 +2,6 @@
 stands: a file's name may hold brackets and colons that rich would read as its own."""
 
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,17 +9,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from eow.errors import EowError
 from eow.plain import printable
 
 PlainConsole = partial(Console, highlight=False, markup=False, emoji=False)
 console = PlainConsole(soft_wrap=True)
+PIPE = 200  # columns of a table in what is no terminal
+WHOLE = 24  # letters of a figure, or of a word, that are never broken
 
 
 def plain_warnings() -> None:
@@ -43,70 +44,74 @@ def training_bar(show: bool = True) -> Progress:
     )
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "") -> None:
-    """Columns of numbers stand to the right, of words to the left. A pipe gets the table whole, however wide it is; in
-    a terminal it loses its frame, then its cells are folded between words. No word or number is ever cut."""
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
-    heads = [printable(column) for column in columns]
-    framed, widths = arrange(
-        [list(column) for column in zip(heads, *cells)], console.width if console.is_terminal else None
-    )
-    table = Table(
-        title=printable(title) or None,
-        title_justify="left",
-        title_style="bold",
-        caption=note or None,
-        caption_justify="left",
-        box=HEAVY_HEAD if framed else SIMPLE_HEAD,
-        show_edge=framed,
-        padding=(0, 1) if framed else 0,
-    )
-    for index, (head, width) in enumerate(zip(heads, widths)):
-        numbers = all(is_number(row[index]) for row in cells)
-        table.add_column(folded(head, width), justify="right" if numbers else "left", width=width)
-    for row in cells:
-        table.add_row(*(folded(cell, width) for cell, width in zip(row, widths)))
-    needed = sum(widths) + frame(len(widths), framed)
-    width = max(console.width, needed) if console.is_terminal else max(200, needed)
-    PlainConsole(width=width, file=console.file).print(table)
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "", *, keys: int = 1
+) -> None:
+    """Columns of numbers stand to the right, of words to the left; the first `keys` say whose row it is. What is too
+    wide is laid out anew, and nothing is left out: see `laid_out`."""
+    text = [[printable(str(cell)) for cell in line] for line in (columns, *rows)]
+    room = (console.width or 80) if console.is_terminal else PIPE  # a shell may say 0
+    tables = [(each, widths_of(each, room)) for each in laid_out(text, keys, room)]
+    target = PlainConsole(width=max(room, *(framed(widths) for _, widths in tables)), file=console.file)
+    if title:
+        target.print(Text(printable(title), style="bold"), width=room)
+    for (header, *lines), widths in tables:
+        table = Table()
+        for index, (heading, width) in enumerate(zip(header, widths)):
+            numbers = all(is_number(line[index]) for line in lines)
+            table.add_column(heading, justify="right" if numbers else "left", width=width, overflow="fold")
+        for line in lines:
+            table.add_row(*line)
+        target.print(table)
+    if note:
+        target.print(Text(note, style="table.caption"), width=room)
 
 
-def frame(columns: int, framed: bool) -> int:
-    return 3 * columns + 1 if framed else columns - 1
-
-
-def arrange(columns: Sequence[Sequence[str]], room: int | None) -> tuple[bool, list[int]]:
-    """Whether the table has a frame, and how wide each column is. Without room to keep to, all are as wide as their
-    cells; where the frameless table is too wide with every cell folded, it stays so."""
-    whole = [max(map(cell_len, column)) for column in columns]
-    least = [max(cell_len(piece) for cell in column for piece in pieces(cell)) for column in columns]
-    least[0] = whole[0]  # what the row is about stays on its line
-    if room is None:
-        return True, whole
-    for framed in (True, False):
-        if sum(whole) + frame(len(columns), framed) <= room:
-            return framed, whole
-    framed = sum(least) + frame(len(columns), True) <= room
-    spare = max(0, room - frame(len(columns), framed) - sum(least))
-    wishes = [wide - narrow for wide, narrow in zip(whole, least)]
-    return framed, [narrow + spare * wish // max(1, sum(wishes)) for narrow, wish in zip(least, wishes)]
-
-
-def pieces(cell: str) -> list[str]:
-    """What of a cell stays together: its words, and ± with the number behind it."""
-    return re.split(r"(?<!±)\s+", cell)
-
-
-def folded(cell: str, width: int) -> str:
-    if cell_len(cell) <= width:
-        return cell
-    lines: list[str] = []
-    for piece in pieces(cell):
-        if lines and cell_len(f"{lines[-1]} {piece}") <= width:
-            lines[-1] += f" {piece}"
+def laid_out(text: list[list[str]], keys: int, room: int) -> list[list[list[str]]]:
+    """The table, if it fits; else turned, a figure a row, if that does; else several tables of the same rows."""
+    least = least_of(text)
+    if framed(least) <= room:
+        return [text]
+    turned = [["\n".join(line[:keys]), *line[keys:]] for line in text]
+    turned = [list(line) for line in zip(*turned)]
+    if len(turned) > 2 and framed(least_of(turned)) <= room:
+        return [turned]
+    first, parts = [*range(keys)], [[*range(min(keys + 1, len(least)))]]
+    for index in range(keys + 1, len(least)):
+        if framed([least[at] for at in (*parts[-1], index)]) <= room:
+            parts[-1].append(index)
         else:
-            lines.append(piece)
-    return "\n".join(lines)
+            parts.append([*first, index])
+    return [[[line[at] for at in part] for line in text] for part in parts]
+
+
+def framed(widths: list[int]) -> int:
+    """How wide a table is: its columns, a blank on either side of each, and the lines between."""
+    return sum(widths) + 3 * len(widths) + 1
+
+
+def least_of(text: list[list[str]]) -> list[int]:
+    """How narrow each column can be before a word or a figure would break."""
+    return [max(1, words(head), *map(unbroken, column)) for head, *column in zip(*text)]
+
+
+def widths_of(text: list[list[str]], room: int) -> list[int]:
+    """How wide each column is: as its text where there is room, else the widest become narrower, as far as they can."""
+    widths = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in zip(*text)]
+    least = least_of(text)
+    while framed(widths) > room and (wide := [at for at, width in enumerate(widths) if width > least[at]]):
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def unbroken(cell: str) -> int:
+    """How much of a cell stays on one line: a figure with all that belongs to it, of a text its words."""
+    return words(cell) if cell[:1].isalpha() else min(WHOLE, cell_len(cell))
+
+
+def words(text: str) -> int:
+    """The longest word, unless it is one of those paths without an end."""
+    return min(WHOLE, max(map(cell_len, text.split()), default=0))
 
 
 def is_number(text: str) -> bool:

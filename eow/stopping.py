@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM at a moment that suits.
+"""Ctrl-C, SIGTERM and SIGHUP (a terminal that is closed) at a moment that suits.
 
-Inside `listening` SIGINT raises KeyboardInterrupt and SIGTERM raises Terminated, at once; inside `held` they are
+Inside `listening` SIGINT raises KeyboardInterrupt and the others raise Terminated, at once; inside `held` they are
 remembered instead, until the end of it or until `allowed` opens a gap. A training is held, but for its steps: whatever
 is half-done there can be undone, while a log, a checkpoint and their order cannot.
 """
@@ -15,13 +15,15 @@ from types import FrameType
 
 
 class Terminated(SystemExit):
-    """SIGTERM: the process ends, with the exit code that shells give to it."""
+    """SIGTERM or SIGHUP: the process ends, with the exit code that shells give to it."""
 
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(128 + number)
+        self.number = number
 
 
 STOPS = (KeyboardInterrupt, Terminated)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
@@ -38,7 +40,7 @@ moment = Moment()
 def stop(number: int = signal.SIGTERM) -> KeyboardInterrupt | Terminated:
     """The exception for the signal that came first; `number`, if none has: another process was told to stop."""
     moment.asked = moment.asked or number
-    return KeyboardInterrupt() if moment.asked == signal.SIGINT else Terminated()
+    return KeyboardInterrupt() if moment.asked == signal.SIGINT else Terminated(moment.asked)
 
 
 def asked() -> bool:
@@ -56,9 +58,9 @@ def on_signal(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """SIGINT and SIGTERM are ours inside, unless somebody handles or ignores them already."""
+    """These signals are ours inside, unless somebody handles or ignores them already."""
     main = threading.current_thread() is threading.main_thread()
-    free = [each for each in (signal.SIGINT, signal.SIGTERM) if main and signal.getsignal(each) in DEFAULTS]
+    free = [each for each in SIGNALS if main and signal.getsignal(each) in DEFAULTS]
     before = {each: signal.signal(each, on_signal) for each in free}
     try:
         yield

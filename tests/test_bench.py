@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from eow import cli, storage
-from eow.bench import bench, check_folder, engines, schedule
+from eow.bench import bench, check_folder, engines, schedule, view
 from eow.bench.grid import Grid, read_grid
 from eow.bench.records import record_folder, write_record
 from eow.bench.table import make_table
@@ -465,6 +466,21 @@ def test_the_view_shows_how_far_the_running_cells_are(grid: Grid, tmp_path: Path
     for words in (*counts, "10/16", "1 min 15 s", "12.0 s", "no memory"):
         assert words in shown, words
     assert [duration(seconds) for seconds in (7.26, 245, 12000)] == ["7.3 s", "4 min 05 s", "3 h 20 min"]
+
+
+def test_the_view_fits_a_narrow_terminal(grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit would be cut, and what is wiped before the next picture would not be all of the last one."""
+    cell = replace(grid.cells[0], title=f"{'a label of a point, ' * 5}vanilla, seed 0")
+    progress = schedule.start(replace(grid, cells=(cell, *grid.cells[1:])), tmp_path)
+    progress.running[cell.name] = time.monotonic() - 75
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    monkeypatch.setattr(view, "console", console)
+    console.print(picture(progress, "small", time.monotonic()), crop=False)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    assert "0/3" in "".join(lines)
+    folded = " ".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
+    assert cell.title in folded
 
 
 def test_what_cannot_be_run_is_said_at_once(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Grid files: which cells they make, what tells cells apart, and errors that name the key and the file."""
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def grid_of(folder: Path, text: str, size: str = "quick", **others) -> Grid:
     file = folder / "small.toml"
     file.write_text(text, encoding="utf-8")
     return read_grid(file, size, **others)
+
+
+def test_a_grid_is_read_once_so_that_it_may_be_a_pipe(tmp_path: Path) -> None:
+    """As a shell's <(...) is one."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as file:
+        file.write(TEXT)
+    with os.fdopen(reader):
+        assert read_grid(f"/dev/fd/{reader}", "quick").text == TEXT
 
 
 def test_there_is_a_file_for_every_table_and_figure() -> None:
@@ -281,6 +291,7 @@ def matched(match: str) -> str:
         ("[quick]", "[methods]\nvanilla = 3\n[quick]", "the settings are 3"),
         ("[quick]", '[[axis]]\ntitle = "a"\nkey = 3\nvalues = [1]\n[quick]', "key of the axis 'a' is 3"),
         ("[quick]", '[[axis]]\ntitle = "a"\nkey = "train.lr"\nvalues = [1]\nmethods = 3\n[quick]', "methods is 3"),
+        ('"ece"]', '{ title = "t", path = "log", digits = -3 }]', "give 0 to 15"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_file(tmp_path: Path, old: str, new: str, names: str) -> None:

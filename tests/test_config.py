@@ -191,6 +191,8 @@ def test_toml_files(tmp_path: Path) -> None:
     for encoding in ("utf-8", "utf-8-sig"):  # with the mark that some editors begin a file with
         good.write_text("seed = 5\n", encoding=encoding)
         assert from_toml(good) == {"seed": 5}
+    with pytest.raises(EowError, match=r"/dev/zero cannot be read as TOML: it has more than 16,777,216 bytes"):
+        from_toml("/dev/zero")
 
 
 @pytest.mark.parametrize("text", ["1_0", "true", "2.0", "2.5", "2021-01-01", "0x10", "007", "inf", "8,1_0", 30 * "9"])

@@ -1098,6 +1098,11 @@ def test_csv(tmp_path: Path) -> None:
     assert sorted([*train.inputs[:, 0], *test.inputs[:, 0]]) == list(range(10))
     with pytest.warns(RuntimeWarning, match="the labels '1' and '1.0' are two classes and one number"):
         assert load(write_csv(tmp_path, "a,label", *["1,1", "2,1.0", "3,7"] * 5)).classes == ("1", "1.0", "7")
+    for one, other in (("Cat", "cat"), ("cafe\u0301", "caf\u00e9"), ("New  York", "New York")):
+        with pytest.warns(RuntimeWarning, match=f"'{one}' and '{other}' are two classes and written almost alike"):
+            load(write_csv(tmp_path, "a,label", *[f"1,{one}", f"2,{other}", "3,dog"] * 5))
+    with pytest.raises(EowError, match="has a zero byte, which is no text"):
+        load(write_csv(tmp_path, "a,label", *["1,dog", "2,cat"] * 5, "3,cat\0\0"))
     with pytest.raises(EowError, match="'1_0' is not a number"):
         load(write_csv(tmp_path, "a,label", *["1_0,dog", "2,cat"] * 5))
     last = load(write_csv(tmp_path, "a,kind", *["1,dog", "2,cat"] * 5))

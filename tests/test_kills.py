@@ -100,6 +100,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: i
     [
         (signal.SIGINT, Training, "step", 40, 1),  # in the third epoch of four, of 15 steps each
         (signal.SIGTERM, Training, "step", 40, 1),
+        (signal.SIGHUP, Training, "step", 40, 1),  # a terminal that is closed
         (signal.SIGINT, Training, "step", 1, -1),  # before anything was learnt
         (signal.SIGTERM, Training, "means", 3, 1),  # in the look after the third epoch's last step
         (signal.SIGINT, storage.Log, "write", 2, 1),  # the second epoch is whole, its line not yet there
@@ -110,10 +111,11 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: i
 def test_a_signal_keeps_the_last_whole_epoch(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, number, owner, name: str, call: int, kept: int
 ) -> None:
-    folder, handlers = tmp_path / "run", [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    folder, handlers = tmp_path / "run", [signal.getsignal(each) for each in stopping.SIGNALS]
     signal_at(monkeypatch, owner, name, call, number)
-    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else stopping.Terminated):
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else stopping.Terminated) as stopped:
         runs.train(config(), folder, progress=False)
+    assert number == signal.SIGINT or stopped.value.code == 128 + number
     assert (epoch_kept(folder) if kept >= 0 else -1) == kept
     assert (folder / "checkpoint.safetensors").exists() == (kept >= 0)
     assert not (folder / "summary.json").exists()
@@ -121,7 +123,7 @@ def test_a_signal_keeps_the_last_whole_epoch(
     runs.train(config(), folder, resume=True, progress=False)
     assert same(whole, folder)
     assert [line["epoch"] for line in storage.Log(folder / "log.jsonl").read()] == [0, 1, 2, 3]
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(each) for each in stopping.SIGNALS] == handlers
 
 
 def test_more_signals_do_not_disturb_the_end_that_the_first_began(

@@ -447,8 +447,10 @@ def test_what_cannot_be_reported_is_said_and_nothing_is_written(trained: list[Pa
     out = tmp_path / "report.html"
     unfinished = copy(trained[0], tmp_path / "unfinished")
     (unfinished / "summary.json").unlink()
+    (tmp_path / "loop").symlink_to("loop")
     for folders, words in (
         ([], "needs runs"), ([tmp_path / "nowhere"], "no run folder"), ([unfinished], "not finished"),
+        ([tmp_path / "loop"], "no run folder"),
         ([trained[0], copy(trained[0], tmp_path / "twin")], "same settings and seed"),
     ):  # fmt: skip
         with pytest.raises(EowError, match=words):

@@ -83,6 +83,10 @@ def column_of(spec: Any) -> Column:
         column: Column = build(Column, {key: value for key, value in spec.items() if key != "match"}, "column")
         if not isinstance(match, dict) or column.better not in ("", "high", "low"):
             raise EowError(f"the column {column.title!r} needs a table for match and high, low or nothing for better")
+        if not 0 <= column.digits <= 15:
+            raise EowError(
+                f"the column {column.title!r} has digits = {column.digits}: give 0 to 15, those behind the point"
+            )
         return replace(column, match=match)
     if not isinstance(spec, str):
         raise EowError(f"a column is {spec!r}: give a figure's name or a table with title and path")

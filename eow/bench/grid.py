@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eow import config as configs
+from eow.assignments import parsed, settings_text
 from eow.bench.beside import check_match, paper_column
 from eow.bench.columns import Column
 from eow.bench.hashes import config_hash
@@ -87,9 +88,10 @@ def read_grid(
     """The grid of a file in one of its sizes; `only` some methods, other `seeds`, other `settings`."""
     if size not in SIZES:
         raise EowError(f"there is no size {size!r}: choose {' or '.join(SIZES)}")
-    table = configs.from_toml(file)
+    text = settings_text(file)
+    table = parsed(file, text)
     try:
-        return make_grid(table, size, Path(file).read_text(encoding="utf-8-sig"), only, seeds, settings or {})
+        return make_grid(table, size, text, only, seeds, settings or {})
     except EowError as error:
         raise EowError(f"{file}: {error}") from None
 

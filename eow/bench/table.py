@@ -139,11 +139,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 # As text
 
 
-def text_cells(table: Table) -> tuple[list[str], list[list[str]]]:
+def text_cells(table: Table, paper: str = "paper") -> tuple[list[str], list[list[str]]]:
     """Header and rows as they are printed: axes, method, then each column and, where it has one, the paper's."""
     header = [*table["axes"], "method"]
     for column in table["columns"]:
-        header += [column["title"], *(["paper"] if column["paper"] else [])]
+        header += [column["title"], *([paper.format(column["title"])] if column["paper"] else [])]
     rows = []
     for row in table["rows"]:
         missing = row["seeds"] - row["finished"]
@@ -210,7 +210,7 @@ def write_table(table: Table, out: Path) -> None:
 
 
 def show_table(table: Table) -> None:
-    header, rows = text_cells(table)
-    print_table(f"{table['title']} ({table['size']})", header, rows, note=table["note"])
+    header, rows = text_cells(table, "{} (paper)")  # it may come to stand in another table than ours
+    print_table(f"{table['title']} ({table['size']})", header, rows, table["note"], keys=len(table["axes"]) + 1)
     for each in table["failed"]:
         console.print(f"failed: {each['cell']}: {each['reason']}")

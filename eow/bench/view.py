@@ -18,6 +18,7 @@ from eow.bench.schedule import Progress
 from eow.console import console
 
 SHOWN = 12  # running cells, and failures, at most
+WIDE = 100  # columns of a terminal that has room for a bar as well
 
 
 class Epochs(NamedTuple):
@@ -63,17 +64,20 @@ def picture(progress: Progress, title: str, began: float) -> Group:
     words += [f"{failed} failed"] if failed else []
     words += [duration(time.monotonic() - began) + (f", about {duration(grid_left)} left" if grid_left else "")]
     table = RichTable(title=f"{title}: {' · '.join(words)}", title_justify="left", title_style="bold", expand=False)
-    for column in ("running", "", "epoch", "time", "left"):
-        named = column == "running"  # in a narrow terminal this is folded, and no number is cut
-        table.add_column(column, justify="left" if named or not column else "right", no_wrap=not named)
+    wide = console.width >= WIDE
+    table.add_column("running", overflow="fold")
+    if wide:
+        table.add_column("", no_wrap=True)
+    for column in ("epoch", "time", "left"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name, start in list(progress.running.items())[:SHOWN]:
         cell, passed = progress.cells[name], duration(time.monotonic() - start)
         epochs = epochs_of(progress, cell)
         left = "" if epochs.seconds_left is None else duration(epochs.seconds_left)
-        bar = ProgressBar(total=epochs.total, completed=epochs.done, width=16)
-        table.add_row(Text(cell.title), bar, f"{epochs.done}/{epochs.total}", passed, left)
+        bar = [ProgressBar(total=epochs.total, completed=epochs.done, width=24)] if wide else []
+        table.add_row(Text(cell.title), *bar, f"{epochs.done}/{epochs.total}", passed, left)
     if len(progress.running) > SHOWN:
-        table.add_row(Text(f"and {len(progress.running) - SHOWN} more"), "", "", "", "")
+        table.add_row(Text(f"and {len(progress.running) - SHOWN} more"))
     troubles = list(progress.failed.items())[-SHOWN:]
     lines = [Text(f"failed: {progress.cells[name].title}: {why}", style="red") for name, why in troubles]
     return Group(table, *lines) if progress.running else Group(*lines)

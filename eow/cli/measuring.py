@@ -161,6 +161,9 @@ def compare(
     from eow.compare import compare as rows_of
     from eow.console import print_table
 
+    def p_text(p: float) -> str:
+        return f"{p:.3f}" if p >= 0.001 else "<.001"
+
     def shown(row: Any) -> str:
         return row.figure if row.unknowns is None else f"{row.figure}, {row.unknowns}"
 
@@ -169,7 +172,7 @@ def compare(
         typer.echo(json.dumps([row._asdict() for row in rows], indent=2))
         return
     cells = [
-        [shown(row), *(f"{value:.4f}" for value in row[1:4]), f"[{row.low:.4f}, {row.high:.4f}]", f"{row.p_value:.3g}"]
+        [shown(row), *(f"{value:.4f}" for value in row[1:4]), f"[{row.low:.4f}, {row.high:.4f}]", p_text(row.p_value)]
         for row in rows
     ]
     columns = ["figure", "first", "second", "difference", "95 %", "p"]

@@ -110,7 +110,7 @@ def wanted(resumed: Path | None, *layers: "Table") -> "RunConfig":
 
 @contextmanager
 def told_how_to_go_on(out: Path) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end in one line, and in the exit code that shells give them."""
+    """Ctrl-C, SIGTERM and SIGHUP end in one line, and in the exit code that shells give them."""
     from eow import stopping
 
     parent = os.environ.get("EOW_PARENT")  # where one process speaks for several
@@ -120,7 +120,7 @@ def told_how_to_go_on(out: Path) -> Iterator[None]:
         with stopping.listening():
             yield
     except stopping.STOPS as stop:
-        code = 128 + (signal.SIGTERM if isinstance(stop, stopping.Terminated) else signal.SIGINT)
+        code = 128 + (stop.number if isinstance(stop, stopping.Terminated) else signal.SIGINT)
         if parent is not None:
             os._exit(code)  # all is written, and torch takes a second or two to be taken apart
         from eow import checkpoints

@@ -8,10 +8,10 @@ from __future__ import annotations
 import csv
 import math
 import re
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +118,7 @@ def rows_of(path: Path) -> list[list[str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             # Strictly, a blank behind a closing quote is an error too, which is nobody's slip.
-            trimmed = (re.sub(r'"[ \t]+(?=,|\r?\n?$)', '"', line) for line in stream)
+            trimmed = (re.sub(r'"[ \t]+(?=,|\r?\n?$)', '"', whole(line)) for line in stream)
             lines = csv.reader(trimmed, strict=True)
             for row in lines:
                 rows += [row] if row else []
@@ -127,9 +127,18 @@ def rows_of(path: Path) -> list[list[str]]:
         raise EowError(
             f"{path} cannot be read as a csv file from line {begins} on ({error}): is a quote not closed there?"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeError as error:
+        raise EowError(f"{path} cannot be read as a csv file ({error}): save it as text in UTF-8") from error
+    except OSError as error:
         raise EowError(f"{path} cannot be read as a csv file: {error}") from error
     return rows
+
+
+def whole(line: str) -> str:
+    """A crash fills files with zeros, and the name of a class would not show them."""
+    if "\0" in line:
+        raise UnicodeError("it has a zero byte, which is no text")
+    return line
 
 
 def has_break(text: str) -> bool:
@@ -182,11 +191,16 @@ def _check_labels(path: Path, title: str, texts: list[str], *, named: bool, with
 
 
 def _tell_of_twins(path: Path, classes: list[str]) -> None:
-    for one, other in pairwise(classes):
-        if _is_number(one) and _is_number(other) and float(one) == float(other):
+    """Of labels that differ in nothing one means by them: a trailing .0, capitals, blanks, two ways to write an é."""
+    first: dict[float | str, str] = {}
+    for other in classes:
+        plain = " ".join(unicodedata.normalize("NFKC", other).casefold().split())
+        one = first.setdefault(float(other) if _is_number(other) else plain, other)
+        if one != other:
+            what = "one number" if _is_number(other) else "written almost alike"
             warnings.warn(
-                f"{path}: the labels {brief(one)!r} and {brief(other)!r} are two classes and one number: write them "
-                "alike if they mean the same",
+                f"{path}: the labels {brief(one)!r} and {brief(other)!r} are two classes and {what}: write them alike "
+                "if they mean the same",
                 RuntimeWarning,
                 stacklevel=3,
             )

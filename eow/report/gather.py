@@ -2,6 +2,7 @@
 the same samples are a section."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -77,7 +78,7 @@ class Bunch:
 def gather(folders: Sequence[str | Path], unknown_rate: float | None = None) -> list[Bunch]:
     """All runs, read, grouped and named. A run that is given twice counts once."""
     every = [run for folder in folders for run in runs_in(Path(folder))]
-    distinct = {run.absolute().resolve(): run for run in reversed(every)}
+    distinct = {os.path.realpath(run): run for run in reversed(every)}
     if not distinct:
         raise EowError("a report needs runs: give the folders of finished ones, such as runs/*")
     loaded = [read_run(folder, unknown_rate) for folder in reversed(distinct.values())]
