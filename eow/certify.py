@@ -112,7 +112,7 @@ def unseen_part(run: "Run", data: "RunData") -> "Dataset":
 
 def check_unseen(run: "Run", part: "Dataset", name: str) -> None:
     """The run's own record must agree: the very samples that were set aside, and none of the test's."""
-    from eow.runs import set_hashes
+    from eow.opening import set_hashes
 
     known = set_hashes(run.folder)
     if part.split != "train" or part.hash in (known["test"], known["train"]):

@@ -13,7 +13,7 @@ import torch
 from handmade import LAM
 
 from eow import certify as certifying
-from eow import predictions, runs
+from eow import opening, predictions, runs
 from eow.certify import FILE, Threshold, certify, stored, unseen_part
 from eow.config import Table, resolve
 from eow.data import sets as data_sets
@@ -231,7 +231,7 @@ def test_a_summary_that_does_not_say_what_was_used_is_refused(folder: Path, sets
     with pytest.raises(EowError, match="does not say what data was used"):
         certify(folder, 0.1)
     with pytest.raises(EowError, match="does not say what data was used"):
-        runs.own_test_set(runs.load(folder))
+        opening.own_test_set(runs.load(folder))
 
 
 def test_a_threshold_of_other_weights_is_refused(folder: Path, tmp_path: Path) -> None:
