@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eow.config import convert, plain
 from eow.data.files import is_file, readable
 from eow.data.inputs import kinds_for, read_inputs
 from eow.errors import EowError
 from eow.openworld import LEAST_ODDS, MOST_ODDS, prior_shift
 from eow.plain import first_line
+from eow.typed import as_python, convert
 
 INPUT = "inputs"
 TYPES = {"uint8": "tensor(uint8)", "float32": "tensor(float)", "int64": "tensor(int64)"}  # of inputs
@@ -90,7 +90,7 @@ def read_card(texts: dict[str, str]) -> Card:
 def checked_policy(unknown_rate: Any, threshold: Any) -> tuple[float | None, float | None]:
     """Both as numbers, where they are given."""
     rate, lowest = (
-        None if each is None else convert(plain(each), float, name)
+        None if each is None else convert(as_python(each), float, name)
         for name, each in (("unknown_rate", unknown_rate), ("threshold", threshold))
     )
     if lowest is not None and not 0 <= lowest <= 1:

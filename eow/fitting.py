@@ -15,7 +15,7 @@ from eow.batches import (
     is_arrays,
     outlier_loader,
 )
-from eow.config import TrainConfig, build, check_training, convert, plain
+from eow.config import TrainConfig, check_training
 from eow.console import training_bar
 from eow.distributed import Place, pick_device
 from eow.errors import EowError
@@ -30,6 +30,7 @@ from eow.recipes import FITTED, FROM_SCRATCH
 from eow.seeds import derive, own_randomness
 from eow.switches import needs_gradients
 from eow.training import Training
+from eow.typed import as_python, build, convert
 
 
 def fit(
@@ -86,13 +87,13 @@ def fit(
             "write the loop around eow.OpenWorldLoss"
         )
     wishes = {"epochs": epochs, "batch": batch, "optimizer": optimizer, "lr": lr, "weight_decay": weight_decay}
-    wishes = {key: plain(value) for key, value in wishes.items()}
+    wishes = {key: as_python(value) for key, value in wishes.items()}
     # Somebody else's forward may wait for the device, which a captured step must not.
     graph = {"graph": "off"} if upgraded else {}
     settings = build(TrainConfig, {**wishes, "device": str(device), **graph}, "fit")
-    seed = convert(plain(seed), int, "seed")
+    seed = convert(as_python(seed), int, "seed")
     check_training(settings, seed, "fit")
-    chosen = build(kind.Options, {key: plain(value) for key, value in options.items()}, "method")
+    chosen = build(kind.Options, {key: as_python(value) for key, value in options.items()}, "method")
     if getattr(chosen, "shift", 0.0) and not upgraded:
         raise EowError(
             "the model would not know that its prior was changed, and another fit would change it again: leave "

@@ -245,8 +245,8 @@ def test_wishes_that_cannot_be_met_are_refused(
 
 
 def test_a_fence_is_no_part_of_the_model() -> None:
-    from eow.config import build
     from eow.methods.eow import EOW, EOWOptions
+    from eow.typed import build
 
     method = EOW(small_model(), build(EOWOptions, {"fence": 2}, "method"), 3, (4,))
     with pytest.raises(EowError, match="the method has a fence"):
