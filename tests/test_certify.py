@@ -14,13 +14,14 @@ from handmade import LAM
 
 from eow import certify as certifying
 from eow import opening, predictions, runs
+from eow.answering import predict_files
 from eow.certify import FILE, Threshold, certify, stored, unseen_part
 from eow.config import Table, resolve
 from eow.data import sets as data_sets
 from eow.data.sets import load_sets
 from eow.errors import EowError
 from eow.methods import METHODS, Prediction
-from eow.predictions import Predictions, predict_files
+from eow.predictions import Predictions
 from eow.recipes import CONTROLS
 
 FAST: Table = {"train": {"epochs": 8, "batch": 64}, "model": {"hidden": [32]}}
