@@ -31,9 +31,8 @@ class DataConfig:
     root: str = ""  # where data sets lie; "" means EOW_DATA, else the user's cache folder
     unknown_classes: tuple[int | str, ...] = ()  # numbers or names; held out of training, used as unknowns
     outliers: tuple[str, ...] = ()  # data sets that are predicted after training, as unknowns
-    holdout: int | float | str = (
-        0  # cut from the training set: a count, a share below 1, or "auto": see data/dataset.py
-    )
+    # Cut from the training set: a count, a share below 1, or "auto" (data/dataset.py).
+    holdout: int | float | str = 0
     certify: int | float = 0  # the same, for `eow threshold` alone: nothing is trained or fitted on it
     limit: int = 0  # train on so many samples only, each class in proportion; 0: on all there are
     augment: Literal["auto", "none", "crop", "crop_flip"] = "auto"
@@ -173,7 +172,8 @@ def check_training(train: TrainConfig, seed: int, section: str = "train") -> Non
 
 
 def unread(train: TrainConfig) -> list[str]:
-    """What is set and read by nothing, a sentence each. No error: the rows of a grid may share what only some read."""
+    """A sentence for every setting that was changed and that nothing reads. They are no errors: the rows of a grid may
+    share settings that only some of them read."""
     usual = TrainConfig()
     idle = {
         "warmup_steps": ("train.schedule=step or constant", train.schedule == "onecycle"),
@@ -228,8 +228,8 @@ def to_table(config: RunConfig) -> Table:
 
 
 def settings_of(config: dict[str, Any]) -> dict[str, Any]:
-    """What runs have in common that differ in their seed alone, flat: neither the place nor what was predicted
-    afterwards is part of it."""
+    """The settings that decide what comes out of a run, flat, without its seed: runs that differ in nothing else are
+    equal here. Where a run happens and what it predicts afterwards are left out."""
     flat = {"recipe": config.get("recipe")}
     for section in SECTIONS:
         values = config.get(section)

@@ -197,7 +197,8 @@ def alike(model: SplitModel, held: tuple[int, ...], data: tuple[int, ...]) -> bo
 
 
 def late_term(model: SplitModel, options: dict[str, Any]) -> dict[str, Any]:
-    """The energy term of a network that is trained from scratch; as it is, where nothing could be settled."""
+    """When and how the energy term of a network that is trained from scratch begins: settled, as in the recipe
+    `modern`, but where the head cannot be changed or the energy has nothing to settle."""
     head = model.head
     settles = head.bias is not None and all(parameter.requires_grad for parameter in head.parameters())
     return FROM_SCRATCH if settles and options.get("energy") != "complement" else {**FROM_SCRATCH, "onset": "as_is"}

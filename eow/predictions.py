@@ -32,8 +32,8 @@ DIMENSIONS = {"label": 1, "confidence": 1, "probs": 2, "unknown": 1, "labels": 1
 BATCH = 1000  # samples that are predicted at a time
 CHUNK = 10_000  # and whose stored logits are shifted at a time
 LOOKED_AT = 100  # rows of a file that are looked at closely when it is opened
-CLOSE = 1e-3  # as far apart as rounding brings nothing
-SURER = ("ova_dm",)  # its confidence answers one of K questions, and probs is that brought to a sum of 1
+CLOSE = 1e-3  # rounding does not bring two figures this far apart
+SURER = ("ova_dm",)  # the confidence may exceed the label's entry in probs, which are scaled down to a sum of 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +93,8 @@ class Predictions:
 
 
 def among_known(said: Predictions, label: np.ndarray) -> np.ndarray:
-    """The labels' probabilities among the K classes, from the logits: of what is surely unknown float32 has lost those
-    of `probs`. Floored as in metrics.nll."""
+    """The labels' probabilities among the K classes, floored as in metrics.nll. They are taken from the logits, since
+    float32 rounds those in `probs` to 0 where the unknown is nearly certain."""
     assert said.logits is not None
 
     def share(block: np.ndarray, rows: slice) -> np.ndarray:
@@ -191,6 +191,7 @@ def fault_of(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> str | N
 
 
 def header_fault(manifest: dict[str, Any]) -> str | None:
+    """The same of the header alone."""
     if not all(isinstance(manifest.get(key), str) for key in ("name", "key", "method")):
         return "its header does not say what they are of"
     config, names = manifest.get("config") or {}, manifest.get("classes", [])
@@ -203,7 +204,8 @@ def header_fault(manifest: dict[str, Any]) -> str | None:
 
 
 def fault_of_answers(arrays: dict[str, np.ndarray], surer: bool) -> str | None:
-    """Every label, and of some rows whether the confidence is the label's probability: all of them may be many."""
+    """What is wrong with the answers. All labels are checked, but only in LOOKED_AT rows, since there may be millions,
+    whether the confidence is the label's probability; with `surer` it may be higher."""
     label, probs = arrays["label"], arrays["probs"]
     low, high = extremes(label, "label")
     if low < 0 or high >= probs.shape[1]:

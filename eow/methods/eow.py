@@ -57,13 +57,9 @@ class EOWOptions(NoOptions):
     energy: Literal["paper", "proof", "complement"] = "paper"
     lam: float = 0.02  # λ, the weight of the energy term
     unknown_rate: float | str = "trained"  # the share of unknowns that the finished network expects: λ/(1+λ) or ρ
-    calibrate: Literal["none", "holdout"] = (
-        "none"  # holdout: fit a temperature and the rate ρ to data.holdout at the end
-    )
+    calibrate: Literal["none", "holdout"] = "none"  # holdout: a temperature and ρ are fitted to data.holdout at the end
     start_epoch: int | float = 0  # the energy term's first epoch (from 0); below 1, a share of the epochs
-    onset: Literal["as_is", "settled"] = (
-        "as_is"  # settled: a head that fits a late term before its first step (onset.py)
-    )
+    onset: Literal["as_is", "settled"] = "as_is"  # settled: the head is fitted to a late term before its first step
     fence: int = 0  # the rank of the fence around the training features (fence.py); 0: none
     chains: int = 64  # a step, on each device
     start: str = "features"  # where chains start, see sampling/starts.py
@@ -74,12 +70,8 @@ class EOWOptions(NoOptions):
     step: float = 2.0
     noise: float | str = 1e-3  # its standard deviation, or "langevin" for sqrt(step)
     trust: float = 1.0  # how far a chain may go, in mean feature norms of the batch; 0: as far as it likes
-    encoder: Literal["detached", "joint"] = (
-        "detached"  # joint: the energy term also trains the encoder, through the starts
-    )
-    negatives: Literal["eval", "train"] = (
-        "eval"  # mode of the tail in the negative pass: eval leaves batch statistics alone
-    )
+    encoder: Literal["detached", "joint"] = "detached"  # joint: the energy term trains it too, through the starts
+    negatives: Literal["eval", "train"] = "eval"  # mode of the tail on negatives: eval leaves batch statistics alone
 
     @property
     def odds(self) -> float:
@@ -205,8 +197,8 @@ class EOW(Method):
             self.model.head.project()
 
     def draw_negatives(self, z: Tensor, y: Tensor) -> Tensor:
-        """The ends of chains in the latent space: constants, or with encoder="joint" constant moves away from their
-        starts."""
+        """The ends of chains in the latent space: constants, or with encoder="joint" starts plus constant moves, so
+        that a gradient reaches the encoder through the start."""
         o = self.options
         start = self.starts.draw(z if o.encoder == "joint" else z.detach(), y, self.stream)
         trust = self.trust_radius(z.detach())
@@ -221,8 +213,9 @@ class EOW(Method):
         return self.options.trust * mean_norm(z) if self.options.trust else None
 
     def counters(self) -> dict[str, float]:
-        """Chains go downhill. Where a step is larger than the energy's valley is wide they are thrown out of it, and,
-        but for `proof`, to where "unknown" is certain already and the energy term teaches nothing."""
+        """What the chains did since the last call (`Tally.read`). Once a training it warns that they climb, though they
+        are meant to descend: steps longer than the energy's valley is wide throw them out of it, and, but for `proof`,
+        to where "unknown" is certain already, so that the energy term teaches nothing."""
         found, o = self.tally.read(), self.options
         start, end = found.get("energy_start", 0.0), found.get("energy_end", 0.0)
         falls = o.steps and o.noise != "langevin" and o.energy != "proof"
@@ -245,8 +238,8 @@ class EOW(Method):
 
     def fit_to(self, holdout: Any) -> None:
         """Divide the logits by a temperature and shift the unknown, in the head's own weights: then the K classes'
-        likelihood on held-out data is highest and the mean unknown there is `unknown_rate`, or what it was. Of a few
-        samples the mean says nothing: it stays what it was, but for the shift that λ asks for."""
+        likelihood on held-out data is highest and the mean unknown there is `unknown_rate`, or what it was. The mean of
+        a few samples says nothing: then the temperature leaves it as it was, and the shift is that of `conclude`."""
         rate = None if self.options.unknown_rate == "trained" else self.options.unknown_rate
         logits, labels = collect(self, holdout, self.model)
         few = len(labels) < FEWEST
