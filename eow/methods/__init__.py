@@ -1,7 +1,7 @@
 """The methods, by name, in one plain dict.
 
-the paper's    eow.py, on onset.py (where its term begins) and fence.py (what is far outside); controls.py: eow
-               without Langevin steps; shrink.py: a control from no paper
+the paper's    eow.py, on onset.py (where its term begins), fence.py (what is far outside) and profile.py (its chains
+               for the report); controls.py: eow without Langevin steps; shrink.py: a control from no paper
 its baselines  vanilla.py, label_smoothing.py, mixup.py, mc_dropout.py, temperature.py, trust_score.py, jem.py,
                ova_dm.py, dble.py; ensemble.py is ours to compare with
 shared         base.py (what a method is), holdout.py (fitting on held-out data), distances.py

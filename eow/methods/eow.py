@@ -23,7 +23,6 @@ vanilla 71.3, 5.4, 1.013).
 import math
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -36,19 +35,19 @@ from eow.methods.base import Method, NoOptions, Prediction, open_prediction, shi
 from eow.methods.fence import Fence
 from eow.methods.holdout import checked, collect, require_fitted
 from eow.methods.onset import scale_head, settle
+from eow.methods.profile import profile_of
 from eow.methods.temperature import fit_temperature_and_bias
 from eow.models import SplitModel, frozen_statistics
 from eow.models.layers import OpenLinear
 from eow.openworld import prior_shift
 from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts, Tally
-from eow.sampling.langevin import mean_norm, noise_scale, run_chain
-from eow.seeds import derive, own_randomness
+from eow.sampling.langevin import mean_norm, noise_scale
+from eow.seeds import derive
 
 MOST_FENCED = 50_000  # training samples whose features a fence is fitted on
 FEWEST = 30  # held-out samples that a mean unknown can be taken of
 PRIOR_WIDTH = 0.5  # of log T before any held-out sample is seen; a few hundred of them outweigh it
 CLIMB = 0.5  # of the chains' mean energy over an epoch, from which on it is worth a word: they are meant to fall
-PROFILED = 256  # training samples whose features the chains of `diagnose` may start from
 
 
 @dataclass(frozen=True)
@@ -276,32 +275,7 @@ class EOW(Method):
         return self.model.recut(self.model.cuts[-1])
 
     def diagnose(self, train: Any) -> dict[str, Any] | None:
-        """The energy of one batch of chains before every step and at the end, mean and 10 and 90 % quantiles, at 101
-        steps at most, and their mean norm at the end in mean norms of the features ("reach"): {"energy", "start",
-        "chains", "reach", "step": [...], "mean": [...], "low": [...], "high": [...]}. The chains start as in training,
-        from other random numbers, and the encoder is in evaluation mode."""
-        o, device = self.options, next(self.parameters()).device
-        if not o.steps:
-            return None
-        generator = torch.Generator(device).manual_seed(derive("chain", self.seed))
-        x, y = (part[:PROFILED] for part in next(iter(train.epoch(0))))
-        starts = self.starts if self.starts.outliers is None else deepcopy(self.starts)  # its queue takes features in
-        with own_randomness(device, derive("chain", self.seed)), frozen_statistics(self), torch.no_grad():
-            z = self.model.encoder(x)
-            chain = run_chain(
-                self.model.tail, starts.draw(z, y, generator), o.energy, steps=o.steps, step=o.step, noise=o.noise,
-                trust=self.trust_radius(z), generator=generator,
-            )  # fmt: skip
-        places = torch.linspace(0, o.steps, min(o.steps, 100) + 1, dtype=torch.float64).round().long()
-        energy = chain.energy.double().cpu()[places]
-        quantiles = energy.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64), dim=1)
-        curves = {"mean": energy.mean(1), "low": quantiles[0], "high": quantiles[1]}
-        reach = (mean_norm(chain.z) / mean_norm(z)).item()
-        return {
-            "energy": o.energy, "start": o.start, "chains": energy.shape[1], "step": places.tolist(),
-            "reach": reach if math.isfinite(reach) else None,
-            **{name: [v if math.isfinite(v) else None for v in curve.tolist()] for name, curve in curves.items()},
-        }  # fmt: skip
+        return profile_of(self, train)
 
     def predict(self, x: Tensor, unknown_rate: float | None = None) -> Prediction:
         if self.fence is not None:
