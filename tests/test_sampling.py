@@ -12,6 +12,7 @@ from torch import nn
 from eow.errors import EowError
 from eow.models.layers import OpenLinear
 from eow.sampling import ENERGIES, NEGATIVE_LOSSES, ReplayBuffer, Starts, Tally, parse_starts, run_chain, sample
+from eow.sampling.langevin import mean_norm
 from eow.sampling.starts import apportion, mixed_pairs
 
 
@@ -136,6 +137,11 @@ def test_trust_region_brings_back_a_chain_that_is_already_nan() -> None:
     )
     assert torch.isfinite(chain.z).all()
     assert chain.capped.all()
+
+
+def test_the_unit_of_trust_is_the_mean_length_of_whole_rows() -> None:
+    z = torch.randn(5, 3, 2, 4, generator=stream())
+    assert mean_norm(z).item() == pytest.approx(sum(float(row.square().sum()) ** 0.5 for row in z) / 5, rel=1e-6)
 
 
 def test_the_tally_adds_chains_up_until_it_is_read() -> None:
