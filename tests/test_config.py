@@ -108,6 +108,8 @@ def test_release_recipe_is_the_authors_code() -> None:
         ("train.epochs=true", r"train\.epochs is True"),
         ("train.epochs=0", r"train\.epochs is 0: it must be at least 1"),
         ("train.lr=nan", "finite"),
+        ("train.gamma=-inf", r"train\.gamma is -inf: give a finite number"),
+        ("train.lr=inf", "finite"),
         ("train.lr=-1", "above 0"),
         ("train.optimizer=sdg", "choose one of sgd, adam"),
         ("train.holdout_epochs=1", r"eow must not train on what it is fitted on: set train\.holdout_epochs=0"),

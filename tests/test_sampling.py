@@ -12,6 +12,7 @@ from torch import nn
 from eow.errors import EowError
 from eow.models.layers import OpenLinear
 from eow.sampling import ENERGIES, NEGATIVE_LOSSES, ReplayBuffer, Starts, Tally, parse_starts, run_chain, sample
+from eow.sampling.energies import logit_gradient
 from eow.sampling.langevin import mean_norm
 from eow.sampling.starts import apportion, mixed_pairs
 
@@ -31,6 +32,7 @@ def test_energies_are_logs_of_softmax_entries() -> None:
     torch.testing.assert_close(ENERGIES["paper"](f), h[:, -1].log())
     torch.testing.assert_close(ENERGIES["proof"](f), -h[:, -1].log())
     torch.testing.assert_close(ENERGIES["complement"](f), -known.log())
+    torch.testing.assert_close(ENERGIES["joint"](f), -f.exp().sum(1).log())
     torch.testing.assert_close(NEGATIVE_LOSSES["paper"](f), -h[:, -1].log())
     torch.testing.assert_close(NEGATIVE_LOSSES["proof"](f), -h[:, -1].log())
     torch.testing.assert_close(NEGATIVE_LOSSES["complement"](f), known.log())
@@ -40,6 +42,13 @@ def test_energies_stay_finite_where_probabilities_round_to_zero() -> None:
     f = torch.tensor([[1e4, 0.0, -1e4], [-1e4, 0.0, 1e4]])
     for energy in ENERGIES.values():
         assert torch.isfinite(energy(f)).all()
+
+
+@pytest.mark.parametrize("energy", ENERGIES)
+def test_gradients_by_hand_are_autograds(energy: str) -> None:
+    f = logits().requires_grad_()
+    (wanted,) = torch.autograd.grad(ENERGIES[energy](f).sum(), f)
+    torch.testing.assert_close(logit_gradient(energy, f.detach()), wanted)
 
 
 def test_complement_gradient_is_eq3s_scaled_by_h_over_one_minus_h() -> None:
