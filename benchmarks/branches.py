@@ -121,17 +121,23 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="a method, as often as needed")
     parser.add_argument("--seeds", type=partial(several, least=0), help="such as 0,1,2")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE over all other settings")
-    a = parser.parse_args()
-    grid = read_grid(a.grid, a.size, only=tuple(a.only), seeds=a.seeds or 0, settings=from_assignments(a.set))
+    arguments = parser.parse_args()
+    grid = read_grid(
+        arguments.grid,
+        arguments.size,
+        only=tuple(arguments.only),
+        seeds=arguments.seeds or 0,
+        settings=from_assignments(arguments.set),
+    )
     groups = groups_of(grid.cells)
     if left := left_to_bench(grid.cells, groups):
         told = "; ".join(cell.title for cell in left)
         if not groups:
             raise EowError(
-                f"{a.grid}: no energy method is asked for, so nothing can branch: use `eow bench` for {told}"
+                f"{arguments.grid}: no energy method is asked for, so nothing can branch: use `eow bench` for {told}"
             )
         print(f"left to `eow bench`: {told}", flush=True)
-    folder = a.out.absolute() / "runs"
+    folder = arguments.out.absolute() / "runs"
     storage.make_folder(folder)
     for energy, vanilla in groups:
         place = Place(pick_device(energy[0].config.train.device))

@@ -31,6 +31,7 @@ from eow.distributed import Place
 from eow.methods import METHODS
 from eow.models import build
 from eow.sampling import Sampler, run_chain
+from eow.stepgraph import StepGraph
 from eow.training import Training
 
 # model, options of the model, cuts, input shape, classes
@@ -95,20 +96,20 @@ def make_step(
     x = torch.randn(batch, *shape, device=place.device)
     y = torch.randint(classes, (batch,), device=place.device)
 
-    class Same:
+    class Unread:
+        """The loop's batches, which nobody asks for: its step is called directly."""
+
         def __len__(self) -> int:
-            return 10**9
+            return 1
 
         def epoch(self, epoch: int) -> Any:
             return iter(())
 
     settings = TrainConfig(lr=1e-4, precision="fp32" if tf32 else "auto", graph=graph)
-    training = Training(trained, Same(), settings, place, 0)
+    training = Training(trained, Unread(), settings, place, 0)
     trained.train()
     if not training.graphed:
         return lambda: training.step(x, y), trained
-    from eow.stepgraph import StepGraph
-
     recorded = StepGraph(training.step, trained.stream)
     return lambda: recorded(x, y), trained
 

@@ -1,6 +1,24 @@
 """eow: energy-based open-world softmax. Classifiers that can answer "unknown", and confidence that means what it says.
 
-The public names are imported when they are first used: `import eow` costs next to nothing.
+The public names are imported when they are first used: `import eow` costs next to nothing. What lies where:
+
+    settings        config.py has them all; assignments.py reads them, typed.py checks them, recipes.py presets them
+    a run           runs.py trains one into a folder (runfolder.py, checkpoints.py, loggers.py), opening.py opens it
+    training        training.py is the only loop; stepgraph.py its step as one CUDA graph, stopping.py Ctrl-C,
+                    distributed.py and launching.py several processes, branching.py trainings with a common beginning
+    your own model  fitting.py (eow.fit) and objective.py (a loop of your own) on what batches.py makes of your data;
+                    predicting.py (eow.predict); eow.upgrade lies in models/
+    tables          estimator.py (EOWClassifier), its rows.py, rowtraining.py and rehearsal.py
+    predictions     predictions.py keeps them on disk, openworld.py shifts their unknown; of them evaluate.py and
+                    robustness.py take figures, compare.py differences, certify.py a threshold
+    deployment      export.py (a run) and exporting.py (a model of yours) write what traceable.py makes of them;
+                    deployed.py runs an .onnx file, answering.py is `eow predict`
+    underneath      storage.py and mapping.py (files), seeds.py, switches.py and threads.py (torch's global state),
+                    errors.py, plain.py and console.py (what a person reads)
+    besides         demo.py, theory.py (the paper's, on a finite grid)
+
+    __main__.py is `python -m eow`. data/, models/, methods/, sampling/, metrics/, bench/, report/ and cli/ have such a
+    list each; play/ is the page to draw on, paper/ the paper's tables.
 """
 
 from importlib import import_module

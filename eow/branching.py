@@ -54,7 +54,7 @@ def branch(training: Training, start: Trunk) -> Iterator[dict[str, Any]]:
 
 
 def never(training: Training) -> Training:
-    """The same training, an energy method's, whose term never begins: vanilla with an unknown logit more."""
+    """An energy method's training, changed so that the energy term never begins: vanilla with one logit more."""
     method: Any = training.method
     begin = method.begin_epoch
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from eow import storage
 from eow.errors import EowError
 from eow.metrics import certified_threshold
+from eow.openworld import checked_policy
 
 if TYPE_CHECKING:
     from eow.data import Dataset
@@ -112,7 +113,7 @@ def unseen_part(run: "Run", data: "RunData") -> "Dataset":
 
 def check_unseen(run: "Run", part: "Dataset", name: str) -> None:
     """The run's own record must agree: the very samples that were set aside, and none of the test's."""
-    from eow.runs import set_hashes
+    from eow.opening import set_hashes
 
     known = set_hashes(run.folder)
     if part.split != "train" or part.hash in (known["test"], known["train"]):
@@ -136,3 +137,22 @@ def stored(folder: str | Path, weights: str | None = None) -> Threshold | None:
     if weights is not None and promise.weights != weights:
         raise EowError(f"the threshold in {path} is of other weights than the run's: run `eow threshold` again")
     return promise
+
+
+def policy(run: "Run", unknown_rate: float | None, threshold: float | None) -> tuple[float | None, float | None]:
+    """The unknown rate and the threshold below which to abstain, each None where there is none: what the caller gives,
+    else what the run was certified with. A certified threshold holds at its own rate alone."""
+    unknown_rate, threshold = checked_policy(unknown_rate, threshold)
+    promise = stored(run.folder, run.weights_hash)
+    if promise is None:
+        return unknown_rate, threshold
+    if threshold is not None:
+        return promise.unknown_rate if unknown_rate is None else unknown_rate, threshold
+    if unknown_rate not in (None, promise.unknown_rate):
+        rate = promise.unknown_rate
+        certified = "the run's own unknown rate" if rate is None else f"an unknown rate of {rate}"
+        raise EowError(
+            f"the threshold of {run.folder} was certified at {certified}, not at an unknown rate of {unknown_rate}: "
+            "certify it anew with `eow threshold --unknown-rate`, or give a --threshold"
+        )
+    return promise.unknown_rate, promise.threshold

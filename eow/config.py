@@ -7,17 +7,15 @@ A run's settings are layered, the later winning: the dataclasses' defaults, the 
 import dataclasses
 import json
 import re
-import types
 import typing
 from dataclasses import dataclass, field
-from datetime import date, time
-from difflib import get_close_matches
 from typing import Any, Literal
 
-from eow.assignments import Table, number_or_text
+from eow.assignments import Table
 from eow.assignments import from_assignments as from_assignments  # with these one reads what is resolved here
 from eow.assignments import from_toml as from_toml
 from eow.errors import EowError
+from eow.typed import build, check_range, convert
 
 SECTIONS = ("data", "model", "method", "train")
 LARGEST = 10_000_000  # of a batch and of whatever a method counts: beyond, a slip of the hand and no memory
@@ -33,9 +31,8 @@ class DataConfig:
     root: str = ""  # where data sets lie; "" means EOW_DATA, else the user's cache folder
     unknown_classes: tuple[int | str, ...] = ()  # numbers or names; held out of training, used as unknowns
     outliers: tuple[str, ...] = ()  # data sets that are predicted after training, as unknowns
-    holdout: int | float | str = (
-        0  # cut from the training set: a count, a share below 1, or "auto": see data/dataset.py
-    )
+    # Cut from the training set: a count, a share below 1, or "auto" (data/dataset.py).
+    holdout: int | float | str = 0
     certify: int | float = 0  # the same, for `eow threshold` alone: nothing is trained or fitted on it
     limit: int = 0  # train on so many samples only, each class in proportion; 0: on all there are
     augment: Literal["auto", "none", "crop", "crop_flip"] = "auto"
@@ -89,76 +86,6 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     method: Any = None  # the method's own options; its class says which method
     train: TrainConfig = field(default_factory=TrainConfig)
-
-
-KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
-
-
-def plain(value: Any) -> Any:
-    """Python's numbers and lists for numpy's and torch's, which come out of arrays and grids, in a tuple or list too:
-    `tuple(sizes)` of an array is a tuple of numpy's numbers."""
-    if isinstance(value, list | tuple):
-        parts = [plain(part) for part in value]
-        return tuple(parts) if isinstance(value, tuple) else parts
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def convert(value: Any, wanted: Any, key: str) -> Any:
-    """`value` as the annotated type `wanted`, or an error that names the key. Whole floats are not ints, bools are no
-    numbers."""
-    origin, choices = typing.get_origin(wanted), typing.get_args(wanted)
-    if type(value) is int and value.bit_length() > 63:
-        raise EowError(f"{key} is a whole number of {value.bit_length()} bits: give one below 2**63")
-    if origin is Literal:
-        if type(value) is int and str(value) in choices:
-            value = str(value)  # TOML reads 32 as a number, whatever the choices are
-        if value not in choices:
-            raise EowError(f"{key} is {value!r}: choose one of {', '.join(map(str, choices))}")
-        return value
-    if origin in (types.UnionType, typing.Union):
-        if type(value) in choices:
-            return convert(value, type(value), key)
-        for choice in choices:
-            try:
-                return convert(value, choice, key)
-            except EowError:
-                continue
-        raise EowError(f"{key} is {value!r}: give {' or '.join(KINDS.get(choice, str(choice)) for choice in choices)}")
-    if origin is tuple:
-        words = str in (choices[0], *typing.get_args(choices[0]))
-        if isinstance(value, str):
-            parts = [part.strip() for part in value.split(",")]
-            value = [number_or_text(part, words) for part in parts if part]
-        elif not isinstance(value, list | tuple):
-            value = [value]
-        for part in value:
-            if words and isinstance(part, bool | float | date | time):
-                text = str(part).lower()
-                raise EowError(
-                    f'{key} is {text}, which TOML takes for no name: if it is one, write it in quotes, "{text}"'
-                )
-        return tuple(convert(part, choices[0], key) for part in value)
-    if wanted is float and type(value) is int:
-        return float(value)
-    if type(value) is not wanted:
-        raise EowError(f"{key} is {value!r}: give {KINDS.get(wanted, wanted.__name__)}")
-    if wanted is float and not abs(value) < float("inf"):
-        raise EowError(f"{key} is {value!r}: give a finite number")
-    return value
-
-
-def build(cls: type, table: Table, section: str) -> Any:
-    """The dataclass `cls` from a table, every key and type checked."""
-    hints = typing.get_type_hints(cls)
-    known = [f.name for f in dataclasses.fields(cls)]
-    for key in table:
-        if key not in known:
-            near = get_close_matches(key, known, 1)
-            hint = (
-                f"did you mean {section}.{near[0]}?" if near else f"{section} has {', '.join(known) or 'no settings'}"
-            )
-            raise EowError(f"there is no setting {section}.{key}: {hint}")
-    return cls(**{key: convert(value, hints[key], f"{section}.{key}") for key, value in table.items()})
 
 
 def merge(*layers: Table) -> Table:
@@ -224,13 +151,6 @@ def from_table(table: Table) -> RunConfig:
     return config
 
 
-def check_range(key: str, value: float, least: float, most: float = float("inf")) -> None:
-    if value < least:
-        raise EowError(f"{key} is {value}: it must be at least {least}")
-    if value > most:
-        raise EowError(f"{key} is {value}: it must be at most {most:,}")
-
-
 def check_training(train: TrainConfig, seed: int, section: str = "train") -> None:
     """What types alone cannot say of a training, whether a run's or `eow.fit`'s."""
     check_range("seed", seed, 0)
@@ -252,7 +172,8 @@ def check_training(train: TrainConfig, seed: int, section: str = "train") -> Non
 
 
 def unread(train: TrainConfig) -> list[str]:
-    """What is set and read by nothing, a sentence each. No error: the rows of a grid may share what only some read."""
+    """A sentence for every setting that was changed and that nothing reads. They are no errors: the rows of a grid may
+    share settings that only some of them read."""
     usual = TrainConfig()
     idle = {
         "warmup_steps": ("train.schedule=step or constant", train.schedule == "onecycle"),
@@ -307,8 +228,8 @@ def to_table(config: RunConfig) -> Table:
 
 
 def settings_of(config: dict[str, Any]) -> dict[str, Any]:
-    """What runs have in common that differ in their seed alone, flat: neither the place nor what was predicted
-    afterwards is part of it."""
+    """The settings that decide what comes out of a run, flat, without its seed: runs that differ in nothing else are
+    equal here. Where a run happens and what it predicts afterwards are left out."""
     flat = {"recipe": config.get("recipe")}
     for section in SECTIONS:
         values = config.get(section)

@@ -8,18 +8,17 @@ way: every entry, every tensor's type and every answer is checked, and weights t
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from eow.config import convert, plain
 from eow.data.files import is_file, readable
-from eow.data.inputs import kinds_for, read_inputs
+from eow.data.inputs import kinds_for
 from eow.errors import EowError
-from eow.openworld import LEAST_ODDS, MOST_ODDS, prior_shift
+from eow.openworld import LEAST_ODDS, MOST_ODDS, checked_policy, prior_shift
 from eow.plain import first_line
 
 INPUT = "inputs"
@@ -31,7 +30,6 @@ OUTPUTS = {
     "probs": "tensor(float)",
 }
 BATCH = 256  # samples that are predicted at a time
-STACK = 32  # of several files together: most of what a batch saves, in little memory where images are large
 FAINTEST = 1e-30  # below, float32 has lost digits of what the K classes share
 WITH_ONNX = "install what it needs with `pip install 'eow[onnx]'`"
 
@@ -85,17 +83,6 @@ def read_card(texts: dict[str, str]) -> Card:
     if said["unknown_rate"] == 1 or (said["odds"] is None and said["unknown_rate"] is not None):
         raise ValueError(f"an unknown rate of {said['unknown_rate']!r} with odds {said['odds']!r}")
     return Card(**{**said, "classes": tuple(said["classes"]), "shape": tuple(said["shape"])})
-
-
-def checked_policy(unknown_rate: Any, threshold: Any) -> tuple[float | None, float | None]:
-    """Both as numbers, where they are given."""
-    rate, lowest = (
-        None if each is None else convert(plain(each), float, name)
-        for name, each in (("unknown_rate", unknown_rate), ("threshold", threshold))
-    )
-    if lowest is not None and not 0 <= lowest <= 1:
-        raise EowError(f"a threshold of {lowest} is no confidence: give a number from 0 to 1")
-    return rate, lowest
 
 
 def is_list_of(kind: type, value: Any) -> bool:
@@ -259,56 +246,3 @@ def check_signature(session: Any, card: Card) -> None:
     taken = [(each.name, each.type, tuple(each.shape[1:])) for each in session.get_inputs()]
     if taken != [(INPUT, TYPES[card.dtype], card.shape)]:
         raise ValueError(f"its inputs are {taken}")
-
-
-def predict_files(
-    model: Deployed, files: Sequence[str | Path], unknown_rate: float | None = None, threshold: float | None = None
-) -> list[dict[str, Any]]:
-    """One row a sample, as for a run: file, index in it, label, class name, confidence, unknown. Where the model
-    abstains, label is -1 and class None."""
-    rows = []
-    for stack in stacks(model, files):
-        answers = answers_by_file(model, [inputs for _, inputs in stack], unknown_rate, threshold)
-        for (file, _), said in zip(stack, answers):
-            columns = zip(said.label.tolist(), said.confidence.tolist(), said.unknown.tolist())
-            for index, (label, confidence, unknown) in enumerate(columns):
-                rows.append({
-                    "file": str(file), "index": index, "of": len(said.label), "label": label,
-                    "class": model.card.classes[label] if label >= 0 else None,
-                    "confidence": confidence, "unknown": unknown,
-                })  # fmt: skip
-    return rows
-
-
-def stacks(model: Deployed, files: Sequence[str | Path]) -> Iterator[list[tuple[str | Path, np.ndarray]]]:
-    """The files with their inputs, in order, as many together as STACK samples; a larger one comes alone."""
-    held: list[tuple[str | Path, np.ndarray]] = []
-    for file in files:
-        try:
-            inputs = read_inputs(Path(file), model.card.shape, model.card.dtype)
-        except EowError:
-            if held:
-                yield held  # what is wrong with these is said first
-            raise
-        if held and sum(len(each) for _, each in held) + len(inputs) > STACK:
-            yield held
-            held = []
-        held.append((file, inputs))
-    if held:
-        yield held
-
-
-def answers_by_file(
-    model: Deployed, inputs: list[np.ndarray], unknown_rate: float | None, threshold: float | None
-) -> list[Answers]:
-    """What the model says about several files' inputs: in one go, but an error is that of the first file that has
-    one, with its own number of the sample."""
-    if len(inputs) > 1:
-        try:
-            said = model.predict(np.concatenate(inputs), unknown_rate, threshold)
-        except EowError:
-            pass
-        else:
-            ends = np.cumsum([len(each) for each in inputs])[:-1]
-            return [Answers(*parts) for parts in zip(*(np.split(each, ends) for each in said))]
-    return [model.predict(each, unknown_rate, threshold) for each in inputs]

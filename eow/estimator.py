@@ -42,7 +42,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from eow.config import LARGEST, WIDEST, check_range, convert, plain
+from eow.config import LARGEST, WIDEST
 from eow.errors import EowError
 from eow.methods.fence import Fence
 from eow.models import SplitModel
@@ -51,6 +51,7 @@ from eow.rehearsal import Rehearsal, fit_head, rehearse
 from eow.rows import FARTHEST, fence_around, in_parts, rows_to_fence, scaler_of, standardised, table_of
 from eow.rowtraining import trained, training_alone, validation_split
 from eow.seeds import derive
+from eow.typed import as_python, check_range, convert
 
 KINDS: dict[str, Any] = {
     "hidden_layer_sizes": tuple[int, ...], "lam": float, "max_iter": int, "learning_rate_init": float,
@@ -222,7 +223,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         it must be neither another class nor unknown. Elsewhere -1 where the classes are numbers, and None, in an array
         of objects, where they are strings or booleans. Classes of which one is -1, or too large for int64, are an
         error."""
-        threshold = convert(plain(threshold), float, "threshold")
+        threshold = convert(as_python(threshold), float, "threshold")
         if not 0 <= threshold <= 1:
             raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
         logits = self._logits(X)
@@ -267,7 +268,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
 
     def expected_rate(self) -> float:
         """The share of unknowns that predictions expect."""
-        rate = plain(self.unknown_rate)
+        rate = as_python(self.unknown_rate)
         return self.unknown_rate_ if rate is None else convert(rate, float, "unknown_rate")
 
     def _shift(self) -> float:
@@ -276,7 +277,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
     def _checked(self) -> dict[str, Any]:
         """The parameters, each of its type and in its range. `fit` asks for them: scikit-learn wants to be able to set
         anything before."""
-        chosen = {name: convert(plain(getattr(self, name)), kind, name) for name, kind in KINDS.items()}
+        chosen = {name: convert(as_python(getattr(self, name)), kind, name) for name, kind in KINDS.items()}
         for name in ("lam", "learning_rate_init"):
             if chosen[name] <= 0:
                 raise EowError(f"{name} is {chosen[name]}: it must be above 0")
@@ -288,12 +289,12 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
             check_range("hidden_layer_sizes", width, 1, WIDEST)
         if not 0 < chosen["validation_fraction"] < 1:
             raise EowError(f"validation_fraction is {chosen['validation_fraction']}: give a share between 0 and 1")
-        size = plain(self.batch_size)
+        size = as_python(self.batch_size)
         chosen["batch_size"] = size if size == "auto" else convert(size, int, "batch_size")
         if size != "auto":
             check_range("batch_size", size, 1, LARGEST)
         if self.unknown_rate is not None:
-            prior_shift(convert(plain(self.unknown_rate), float, "unknown_rate"), chosen["lam"])
+            prior_shift(convert(as_python(self.unknown_rate), float, "unknown_rate"), chosen["lam"])
         return chosen
 
     def _known_labels(self, classes: np.ndarray, hidden: tuple[int, ...]) -> np.ndarray:

@@ -24,14 +24,13 @@ import torch
 from torch import nn
 
 from eow import __version__, storage
-from eow.certify import stored
+from eow.certify import policy, stored
 from eow.data import CATALOG, load
 from eow.data.inputs import read_inputs
 from eow.deployed import INPUT, OUTPUTS, WITH_ONNX, Answers, Card, from_bytes, onnx_runtime
 from eow.errors import EowError
 from eow.methods.base import label_or_unknown
 from eow.plain import first_line
-from eow.predictions import policy
 from eow.runs import Run
 from eow.runs import load as load_run
 from eow.switches import float32_default
@@ -109,7 +108,7 @@ def chosen_policy(
     run: Run, unknown_rate: float | None, threshold: float | None
 ) -> tuple[float | None, float | None, dict[str, Any] | None]:
     """Unknown rate and threshold, as `eow predict` would use them, and what was certified of the threshold."""
-    lowest, rate = policy(run, unknown_rate, threshold)
+    rate, lowest = policy(run, unknown_rate, threshold)
     if lowest is None:
         return rate, None, None
     if not 0 <= lowest <= 1:

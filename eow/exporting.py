@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from eow import __version__
 from eow.batches import check_finite, inputs_of
 from eow.data.tables import lost_in_float32
-from eow.deployed import Answers, Card, checked_policy
+from eow.deployed import Answers, Card
 from eow.errors import EowError
 from eow.export import TOLERANCE, in_batches, kept, named
 from eow.methods.base import Method, label_or_unknown, open_prediction, shifted_prediction
 from eow.models import SplitModel
 from eow.models.split import unwrapped
-from eow.openworld import prior_shift, shifted_probabilities
+from eow.openworld import checked_policy, prior_shift, shifted_probabilities
 from eow.plain import first_line
 from eow.predicting import ask, check_answers
 from eow.traceable import answered

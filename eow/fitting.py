@@ -15,7 +15,7 @@ from eow.batches import (
     is_arrays,
     outlier_loader,
 )
-from eow.config import TrainConfig, build, check_training, convert, plain
+from eow.config import TrainConfig, check_training
 from eow.console import training_bar
 from eow.distributed import Place, pick_device
 from eow.errors import EowError
@@ -30,6 +30,7 @@ from eow.recipes import FITTED, FROM_SCRATCH
 from eow.seeds import derive, own_randomness
 from eow.switches import needs_gradients
 from eow.training import Training
+from eow.typed import as_python, build, convert
 
 
 def fit(
@@ -69,44 +70,13 @@ def fit(
     """
     needs_split(model)
     needs_gradients("eow.fit")
-    kind = method_named(method)
-    if kind.needs_holdout:
-        raise EowError(f"eow.fit does not fit {method}, which is made after training: use `eow train`")
+    kind = kind_of(model, method, unknown)
     upgraded = isinstance(model, UpgradedModel)
-    if upgraded and not kind.extra_outputs:
-        raise EowError(f"{method} has no use for the unknown logit of an upgraded model: fit it with method='eow'")
-    if unknown is not None:
-        if method != "eow":
-            raise EowError(f"{method} cannot learn from unknowns: leave unknown out, or fit with method='eow'")
-        kind = OutlierEOW
-    if not upgraded and issubclass(kind, EOW):
-        options = {**late_term(model, options), **options}
-    if holdout is not None and issubclass(kind, EOW):
-        options = {**(FITTED if upgraded else {"calibrate": "holdout"}), **options}
-    if isinstance(optimizer, torch.optim.Optimizer):
-        raise EowError(
-            f"the optimizer is of the type {type(optimizer).__name__} and made already: name one, optimizer='adam', or "
-            "write the loop around eow.OpenWorldLoss"
-        )
     wishes = {"epochs": epochs, "batch": batch, "optimizer": optimizer, "lr": lr, "weight_decay": weight_decay}
-    wishes = {key: plain(value) for key, value in wishes.items()}
-    # Somebody else's forward may wait for the device, which a captured step must not.
-    graph = {"graph": "off"} if upgraded else {}
-    settings = build(TrainConfig, {**wishes, "device": str(device), **graph}, "fit")
-    seed = convert(plain(seed), int, "seed")
+    settings = settings_of({**wishes, "device": str(device)}, upgraded)
+    seed = convert(as_python(seed), int, "seed")
     check_training(settings, seed, "fit")
-    chosen = build(kind.Options, {key: plain(value) for key, value in options.items()}, "method")
-    if getattr(chosen, "shift", 0.0) and not upgraded:
-        raise EowError(
-            "the model would not know that its prior was changed, and another fit would change it again: leave "
-            "unknown_rate out and give it to eow.predict, or eow.upgrade a model"
-        )
-    if getattr(chosen, "fence", 0):
-        raise EowError("a fence is fitted on a whole training set, which eow.fit does not keep: leave fence out")
-    if kind.uses_holdout(chosen) and holdout is None:
-        raise EowError("calibrate='holdout' is fitted on held-out data: pass some as holdout, or leave it out")
-    if holdout is not None and not kind.uses_holdout(chosen):
-        raise EowError(f"nothing of this is fitted on held-out data ({method}, calibrate='none'): leave holdout out")
+    chosen = options_of(kind, model, options, holdout is not None)
     place = Place(pick_device(settings.device, "device"))
     classes = model.head.out_features - kind.extra_outputs
     form: dict[str, Any] = {"dtype": floating_type(model), "integers": getattr(model, "integers", False)}
@@ -157,6 +127,57 @@ def fit(
     return trained.eval()
 
 
+def kind_of(model: SplitModel, method: str, unknown: Any) -> type[Method]:
+    """The method of that name, if it can train this model in memory; with real outliers, the one that takes them."""
+    kind = method_named(method)
+    if kind.needs_holdout:
+        raise EowError(f"eow.fit does not fit {method}, which is made after training: use `eow train`")
+    if isinstance(model, UpgradedModel) and not kind.extra_outputs:
+        raise EowError(f"{method} has no use for the unknown logit of an upgraded model: fit it with method='eow'")
+    if unknown is None:
+        return kind
+    if method != "eow":
+        raise EowError(f"{method} cannot learn from unknowns: leave unknown out, or fit with method='eow'")
+    return OutlierEOW
+
+
+def settings_of(wishes: dict[str, Any], upgraded: bool) -> TrainConfig:
+    """The loop's settings, every one checked by its name in `eow.fit`."""
+    if isinstance(wishes["optimizer"], torch.optim.Optimizer):
+        raise EowError(
+            f"the optimizer is of the type {type(wishes['optimizer']).__name__} and made already: name one, "
+            "optimizer='adam', or write the loop around eow.OpenWorldLoss"
+        )
+    # Somebody else's forward may wait for the device, which a captured step must not.
+    graph = {"graph": "off"} if upgraded else {}
+    settings: TrainConfig = build(TrainConfig, {key: as_python(value) for key, value in wishes.items()} | graph, "fit")
+    return settings
+
+
+def options_of(kind: type[Method], model: SplitModel, options: dict[str, Any], held_out: bool) -> Any:
+    """The method's options over `eow.fit`'s own defaults. What could not be kept or fitted in memory is refused."""
+    upgraded = isinstance(model, UpgradedModel)
+    if not upgraded and issubclass(kind, EOW):
+        options = {**late_term(model, options), **options}
+    if held_out and issubclass(kind, EOW):
+        options = {**(FITTED if upgraded else {"calibrate": "holdout"}), **options}
+    chosen = build(kind.Options, {key: as_python(value) for key, value in options.items()}, "method")
+    if getattr(chosen, "shift", 0.0) and not upgraded:
+        raise EowError(
+            "the model would not know that its prior was changed, and another fit would change it again: leave "
+            "unknown_rate out and give it to eow.predict, or eow.upgrade a model"
+        )
+    if getattr(chosen, "fence", 0):
+        raise EowError("a fence is fitted on a whole training set, which eow.fit does not keep: leave fence out")
+    if kind.uses_holdout(chosen) and not held_out:
+        raise EowError("calibrate='holdout' is fitted on held-out data: pass some as holdout, or leave it out")
+    if held_out and not kind.uses_holdout(chosen):
+        raise EowError(
+            f"nothing of this is fitted on held-out data ({chosen.name}, calibrate='none'): leave holdout out"
+        )
+    return chosen
+
+
 class Fitting(Training):
     """The loop around somebody's forward and data: what fails in a step is a sentence about its batch."""
 
@@ -199,7 +220,8 @@ def alike(model: SplitModel, held: tuple[int, ...], data: tuple[int, ...]) -> bo
 
 
 def late_term(model: SplitModel, options: dict[str, Any]) -> dict[str, Any]:
-    """The energy term of a network that is trained from scratch; as it is, where nothing could be settled."""
+    """When and how the energy term of a network that is trained from scratch begins: settled, as in the recipe
+    `modern`, but where the head cannot be changed or the energy has nothing to settle."""
     head = model.head
     settles = head.bias is not None and all(parameter.requires_grad for parameter in head.parameters())
     return FROM_SCRATCH if settles and options.get("energy") != "complement" else {**FROM_SCRATCH, "onset": "as_is"}

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from eow.batches import check_dense, check_finite, check_range, labels_of
-from eow.config import build
 from eow.distributed import mean_over_ranks, rank_and_world
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
@@ -31,6 +30,7 @@ from eow.models.surgery import UpgradedModel
 from eow.models.widening import WidenedOpenLinear
 from eow.sampling import NEGATIVE_LOSSES
 from eow.seeds import derive
+from eow.typed import build
 
 
 class OutlierEOW(EOW):

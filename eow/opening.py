@@ -1,8 +1,10 @@
-"""A run, opened: the method that its settings and its weights make, and what is needed to feed it."""
+"""A finished run, opened: the method that its settings and its weights make, what is needed to feed it, and the data it
+was made with, read again."""
 
 import math
+from collections.abc import Sequence
 from ctypes import c_float
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import torch
 from eow import config as configs
 from eow import storage
 from eow.config import RunConfig
+from eow.data import Dataset
 from eow.data.loader import Transform
+from eow.data.sets import load_sets
 from eow.errors import EowError
+from eow.evaluate import KNOWN
 from eow.methods import Method, method_named
 from eow.models import SplitModel
 from eow.models import build as build_model
@@ -110,3 +115,35 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     if torch.device(device).type == "cuda":
         method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of training
     return Run(folder, config, method, classes, in_shape, transform, weights_hash)
+
+
+def set_hashes(folder: Path) -> dict[str, str]:
+    """The content hashes of the sets that a finished run has used, by their part in it."""
+    sets = storage.read_json(folder / "summary.json", "sets")["sets"]
+    try:
+        return {name: sets[name]["hash"] for name in {**sets, "train": None, KNOWN: None}}
+    except (KeyError, TypeError):
+        raise EowError(f"the summary in {folder} does not say what data was used: train the run again") from None
+
+
+def own_test_set(run: Run, root: str = "") -> Dataset:
+    """The run's own test data, read again, and checked to be what it was."""
+    return own_sets(run, (), root)[KNOWN]
+
+
+def own_sets(run: Run, outliers: Sequence[str], root: str = "") -> dict[str, Dataset]:
+    """The test data and these outliers of a run, read again, and checked to be what they were."""
+    named = tuple(name for name in run.config.data.outliers if name in outliers)
+    data = load_sets(replace(run.config.data, root=root, outliers=named), run.config.seed)
+    found = {KNOWN: data.test, **{name: data.outliers[name] for name in outliers if name in data.outliers}}
+    check_sets(run.folder, found)
+    return found
+
+
+def check_sets(folder: Path, sets: dict[str, Dataset]) -> None:
+    """Data that is read again must be what a finished run was made with, each by its part in it."""
+    used = set_hashes(folder)
+    for name, each in sets.items():
+        if used.get(name) != each.hash:
+            what = "trained" if name == "train" else "tested"
+            raise EowError(f"the {name} data is not what the run in {folder} was {what} on: bring it back")

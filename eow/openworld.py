@@ -1,11 +1,13 @@
-"""The arithmetic of the K+1 softmax on arrays, without torch: what is done with stored logits after the network has
-spoken."""
+"""What is done with answers after the network has spoken, without torch: the arithmetic of the K+1 softmax on stored
+logits, for another expected share of unknowns."""
 
 import math
+from typing import Any
 
 import numpy as np
 
 from eow.errors import EowError
+from eow.typed import as_python, convert
 
 LEAST_ODDS, MOST_ODDS = 1e-30, 1e30  # of unknown, that a file may name: beyond, float32 says nothing else any more
 
@@ -21,6 +23,17 @@ def prior_shift(unknown_rate: float, lam: float) -> float:
     if unknown_rate == 0:
         return -math.inf
     return math.log(unknown_rate / (1 - unknown_rate)) - math.log(lam)
+
+
+def checked_policy(unknown_rate: Any, threshold: Any) -> tuple[float | None, float | None]:
+    """An unknown rate and a threshold as numbers, where they are given."""
+    rate, lowest = (
+        None if each is None else convert(as_python(each), float, name)
+        for name, each in (("unknown_rate", unknown_rate), ("threshold", threshold))
+    )
+    if lowest is not None and not 0 <= lowest <= 1:
+        raise EowError(f"a threshold of {lowest} is no confidence: give a number from 0 to 1")
+    return rate, lowest
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

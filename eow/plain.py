@@ -24,7 +24,7 @@ def first_line(error: BaseException) -> str:
 
 
 def encoded(text: str) -> bytes:
-    """A whole text for a file, the same line by line."""
+    """A whole text as bytes for a file, every line of it made printable."""
     return "\n".join(map(printable, text.split("\n"))).encode()
 
 

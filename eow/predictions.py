@@ -9,7 +9,7 @@ content, never by its name alone.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,8 +32,8 @@ DIMENSIONS = {"label": 1, "confidence": 1, "probs": 2, "unknown": 1, "labels": 1
 BATCH = 1000  # samples that are predicted at a time
 CHUNK = 10_000  # and whose stored logits are shifted at a time
 LOOKED_AT = 100  # rows of a file that are looked at closely when it is opened
-CLOSE = 1e-3  # as far apart as rounding brings nothing
-SURER = ("ova_dm",)  # its confidence answers one of K questions, and probs is that brought to a sum of 1
+CLOSE = 1e-3  # rounding does not bring two figures this far apart
+SURER = ("ova_dm",)  # the confidence may exceed the label's entry in probs, which are scaled down to a sum of 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +93,8 @@ class Predictions:
 
 
 def among_known(said: Predictions, label: np.ndarray) -> np.ndarray:
-    """The labels' probabilities among the K classes, from the logits: of what is surely unknown float32 has lost those
-    of `probs`. Floored as in metrics.nll."""
+    """The labels' probabilities among the K classes, floored as in metrics.nll. They are taken from the logits, since
+    float32 rounds those in `probs` to 0 where the unknown is nearly certain."""
     assert said.logits is not None
 
     def share(block: np.ndarray, rows: slice) -> np.ndarray:
@@ -191,6 +191,7 @@ def fault_of(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> str | N
 
 
 def header_fault(manifest: dict[str, Any]) -> str | None:
+    """The same of the header alone."""
     if not all(isinstance(manifest.get(key), str) for key in ("name", "key", "method")):
         return "its header does not say what they are of"
     config, names = manifest.get("config") or {}, manifest.get("classes", [])
@@ -203,7 +204,8 @@ def header_fault(manifest: dict[str, Any]) -> str | None:
 
 
 def fault_of_answers(arrays: dict[str, np.ndarray], surer: bool) -> str | None:
-    """Every label, and of some rows whether the confidence is the label's probability: all of them may be many."""
+    """What is wrong with the answers. All labels are checked, but only in LOOKED_AT rows, since there may be millions,
+    whether the confidence is the label's probability; with `surer` it may be higher."""
     label, probs = arrays["label"], arrays["probs"]
     low, high = extremes(label, "label")
     if low < 0 or high >= probs.shape[1]:
@@ -259,63 +261,3 @@ def predict_set(run: "Run", name: str, dataset: "Dataset") -> Predictions:
     }  # fmt: skip
     write(path, arrays, manifest)
     return read(path)
-
-
-def predict_files(
-    run: "Run", files: Sequence[str | Path], unknown_rate: float | None = None, threshold: float | None = None
-) -> list[dict[str, Any]]:
-    """One row a sample: file, index in it, label, class name, confidence, unknown. Below the threshold, the run's own
-    where none is given, the label is -1 and the class None; without any, where unknown is the most probable answer."""
-    import torch
-
-    from eow.data.inputs import read_inputs
-    from eow.methods.base import label_or_unknown
-    from eow.seeds import own_randomness
-    from eow.switches import float32_default
-
-    threshold, unknown_rate = policy(run, unknown_rate, threshold)
-    rows = []
-    for file in files:
-        table = Path(file).suffix.lower() == ".csv" and len(run.in_shape) == 1
-        inputs = read_inputs(Path(file), run.in_shape, columns=trained_columns(run.folder) if table else ())
-        said: list[tuple[int, float, float]] = []
-        with float32_default(), own_randomness(torch.device("cpu"), run.config.seed):
-            for first in range(0, len(inputs), BATCH):
-                x = run.transform(torch.from_numpy(inputs[first : first + BATCH]))
-                part = run.method.predict(x, unknown_rate)
-                check_finite((each.numpy() for each in (part.probs, part.confidence, part.unknown)), str(file))
-                label = label_or_unknown(part, threshold)
-                said += zip(label.tolist(), part.confidence.tolist(), part.unknown.tolist())
-        for index, (chosen, confidence, unknown) in enumerate(said):
-            rows.append({
-                "file": str(file), "index": index, "of": len(inputs), "label": chosen,
-                "class": run.classes[chosen] if chosen >= 0 else None, "confidence": confidence, "unknown": unknown,
-            })  # fmt: skip
-    return rows
-
-
-def trained_columns(folder: Path) -> list[str]:
-    """The titles of the features that a run was trained on, in their order; none where they had none."""
-    return [str(title) for title in read(folder / "predictions" / file_name("test")).manifest.get("columns", [])]
-
-
-def policy(run: "Run", unknown_rate: float | None, threshold: float | None) -> tuple[float | None, float | None]:
-    """The threshold to abstain below, if any, and the unknown rate: what was given, each, else what the run was
-    certified with, as a file that was exported of it does."""
-    from eow.certify import stored
-    from eow.deployed import checked_policy
-
-    unknown_rate, threshold = checked_policy(unknown_rate, threshold)
-    promise = stored(run.folder, run.weights_hash)
-    if promise is None:
-        return threshold, unknown_rate
-    if threshold is not None:
-        return threshold, promise.unknown_rate if unknown_rate is None else unknown_rate
-    if unknown_rate not in (None, promise.unknown_rate):
-        rate = promise.unknown_rate
-        certified = "the run's own unknown rate" if rate is None else f"an unknown rate of {rate}"
-        raise EowError(
-            f"the threshold of {run.folder} was certified at {certified}, not at an unknown rate of {unknown_rate}: "
-            "certify it anew with `eow threshold --unknown-rate`, or give a --threshold"
-        )
-    return promise.threshold, promise.unknown_rate

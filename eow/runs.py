@@ -29,7 +29,7 @@ from eow.evaluate import CERTIFY, KNOWN, evaluate, stored_figures
 from eow.loggers import check_names
 from eow.loggers import loggers as open_loggers
 from eow.methods import Method
-from eow.opening import Run, checked_hash, load, make_method
+from eow.opening import Run, check_sets, checked_hash, load, make_method
 from eow.predictions import file_name, predict_set
 from eow.predictions import read as read_predictions
 from eow.runfolder import find_vanilla, note_environment, open_folder
@@ -271,35 +271,3 @@ def describe(part: Dataset) -> dict[str, Any]:
         "split": part.split, "samples": len(part), "classes": len(part.classes), "hash": part.hash,
         "indices": part.index_hash, "official": part.official,
     }  # fmt: skip
-
-
-def set_hashes(folder: Path) -> dict[str, str]:
-    """The content hashes of the sets that a finished run has used, by their part in it."""
-    sets = storage.read_json(folder / "summary.json", "sets")["sets"]
-    try:
-        return {name: sets[name]["hash"] for name in {**sets, "train": None, KNOWN: None}}
-    except (KeyError, TypeError):
-        raise EowError(f"the summary in {folder} does not say what data was used: train the run again") from None
-
-
-def own_test_set(run: Run, root: str = "") -> Dataset:
-    """The run's own test data, read again, and checked to be what it was."""
-    return own_sets(run, (), root)[KNOWN]
-
-
-def own_sets(run: Run, outliers: Sequence[str], root: str = "") -> dict[str, Dataset]:
-    """The test data and these outliers of a run, read again, and checked to be what they were."""
-    named = tuple(name for name in run.config.data.outliers if name in outliers)
-    data = load_sets(replace(run.config.data, root=root, outliers=named), run.config.seed)
-    found = {KNOWN: data.test, **{name: data.outliers[name] for name in outliers if name in data.outliers}}
-    check_sets(run.folder, found)
-    return found
-
-
-def check_sets(folder: Path, sets: dict[str, Dataset]) -> None:
-    """Data that is read again must be what a finished run was made with, each by its part in it."""
-    used = set_hashes(folder)
-    for name, each in sets.items():
-        if used.get(name) != each.hash:
-            what = "trained" if name == "train" else "tested"
-            raise EowError(f"the {name} data is not what the run in {folder} was {what} on: bring it back")

@@ -96,8 +96,8 @@ def distributed(method: Method, place: Place) -> DistributedDataParallel:
 
 
 def hold_frozen_norms(module: nn.Module) -> None:
-    """Evaluation mode for norm layers whose parameters are all frozen, or, where they have none, those of the module
-    that they lie in: else their statistics would still move."""
+    """Puts norm layers whose parameters are all frozen into evaluation mode: their statistics would still move. A norm
+    without parameters goes by those of the innermost module around it that has some."""
     for path, layer in module.named_modules():
         if not isinstance(layer, _NormBase):
             continue
@@ -129,14 +129,8 @@ class Training:
         holdout: EpochSource | None = None,
         bar: Progress | None = None,
     ) -> None:
-        self.method, self.batches, self.holdout, self.settings, self.place, self.seed = (
-            method,
-            batches,
-            holdout,
-            settings,
-            place,
-            seed,
-        )
+        self.method, self.batches, self.holdout = method, batches, holdout
+        self.settings, self.place, self.seed = settings, place, seed
         self.bar = bar or training_bar(show=False)
         cuda = place.device.type == "cuda"
         if cuda:
@@ -155,10 +149,9 @@ class Training:
         if place.world > 1:
             self.module = distributed(method, place)
             self.stops = torch.distributed.new_group(backend="gloo")  # on the CPU: no device is waited for
-        wanted = settings.precision
+        self.bf16 = settings.precision == "bf16" or (settings.precision == "auto" and cuda)
         self.rollbacks = 0  # so far; part of a checkpoint
         method.begin_epoch(0, settings.epochs)  # what cannot be trained like this is said before it is begun
-        self.bf16 = wanted == "bf16" or (wanted == "auto" and place.device.type == "cuda")
 
     def epochs(self, first: int = 0) -> Iterator[dict[str, Any]]:
         """Train epoch after epoch, beginning with number `first`; a line for the log after each."""
@@ -288,8 +281,8 @@ class Training:
             raise stopping.stop()
 
     def runaway(self) -> str | None:
-        """What is wrong with the chains since the epoch began: their tally lies on the device and keeps what a loss
-        term may hide. None for methods that run none."""
+        """What is wrong with the chains since the epoch began, or None. They may run away while every loss term stays
+        finite; their tally, on the device, shows it. Methods without chains have none."""
         tally = getattr(self.method, "tally", None)
         if tally is None:
             return None
@@ -331,9 +324,8 @@ class Training:
             kind, _, rest = name.partition(".")
             if kind == "optimizer":
                 index, _, key = rest.partition(".")
-                optimizer.setdefault(int(index), {})[key] = (
-                    tensor.clone()
-                )  # load_state_dict would keep the tensor itself
+                # load_state_dict would keep the tensor itself.
+                optimizer.setdefault(int(index), {})[key] = tensor.clone()
         self.optimizer.load_state_dict(
             {"state": optimizer, "param_groups": self.optimizer.state_dict()["param_groups"]}
         )

@@ -13,14 +13,15 @@ import torch
 from handmade import LAM
 
 from eow import certify as certifying
-from eow import predictions, runs
+from eow import opening, predictions, runs
+from eow.answering import predict_files
 from eow.certify import FILE, Threshold, certify, stored, unseen_part
 from eow.config import Table, resolve
 from eow.data import sets as data_sets
 from eow.data.sets import load_sets
 from eow.errors import EowError
 from eow.methods import METHODS, Prediction
-from eow.predictions import Predictions, predict_files
+from eow.predictions import Predictions
 from eow.recipes import CONTROLS
 
 FAST: Table = {"train": {"epochs": 8, "batch": 64}, "model": {"hidden": [32]}}
@@ -231,7 +232,7 @@ def test_a_summary_that_does_not_say_what_was_used_is_refused(folder: Path, sets
     with pytest.raises(EowError, match="does not say what data was used"):
         certify(folder, 0.1)
     with pytest.raises(EowError, match="does not say what data was used"):
-        runs.own_test_set(runs.load(folder))
+        opening.own_test_set(runs.load(folder))
 
 
 def test_a_threshold_of_other_weights_is_refused(folder: Path, tmp_path: Path) -> None:

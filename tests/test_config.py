@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from eow.config import TrainConfig, build, convert, from_assignments, from_table, from_toml, plain, resolve, to_table
+from eow.config import TrainConfig, from_assignments, from_table, from_toml, resolve, to_table
 from eow.errors import EowError
 from eow.methods import METHODS
 from eow.recipes import RECIPES
+from eow.typed import as_python, build, convert
 
 
 def test_later_layers_win() -> None:
@@ -37,11 +38,11 @@ def test_values_are_read_as_toml_or_plain_text() -> None:
     "sizes", [np.array([8, 4]), tuple(np.array([8, 4])), [np.int64(8), 4], (torch.tensor(8), np.uint8(4)), (8, 4)]
 )
 def test_numbers_of_arrays_are_numbers_wherever_they_stand(sizes: Any) -> None:
-    assert convert(plain(sizes), tuple[int, ...], "hidden_layer_sizes") == (8, 4)
-    assert {type(size) for size in plain(sizes)} == {int}
-    assert plain((1, [np.float32(0.5)], "auto", None)) == (1, [0.5], "auto", None)
+    assert convert(as_python(sizes), tuple[int, ...], "hidden_layer_sizes") == (8, 4)
+    assert {type(size) for size in as_python(sizes)} == {int}
+    assert as_python((1, [np.float32(0.5)], "auto", None)) == (1, [0.5], "auto", None)
     with pytest.raises(EowError, match=r"hidden_layer_sizes is 0\.5: give a whole number"):
-        convert(plain((np.float64(0.5),)), tuple[int, ...], "hidden_layer_sizes")
+        convert(as_python((np.float64(0.5),)), tuple[int, ...], "hidden_layer_sizes")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -107,6 +108,8 @@ def test_release_recipe_is_the_authors_code() -> None:
         ("train.epochs=true", r"train\.epochs is True"),
         ("train.epochs=0", r"train\.epochs is 0: it must be at least 1"),
         ("train.lr=nan", "finite"),
+        ("train.gamma=-inf", r"train\.gamma is -inf: give a finite number"),
+        ("train.lr=inf", "finite"),
         ("train.lr=-1", "above 0"),
         ("train.optimizer=sdg", "choose one of sgd, adam"),
         ("train.holdout_epochs=1", r"eow must not train on what it is fitted on: set train\.holdout_epochs=0"),

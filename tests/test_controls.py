@@ -11,13 +11,14 @@ from scipy.stats import chi2
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from eow.config import build, resolve
+from eow.config import resolve
 from eow.errors import EowError
 from eow.methods import METHODS, Method
 from eow.runs import train
 from eow.sampling import Starts, langevin
 from eow.sampling.outliers import CANDIDATES, GaussianOutliers
 from eow.sampling.starts import mixed_pairs
+from eow.typed import build
 
 CONTROLS = ("feature_negatives", "noise_negatives", "mixed_negatives", "vos")
 

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from eow import fit
-from eow.config import build, resolve
+from eow.config import resolve
 from eow.data.dataset import Dataset
 from eow.data.loader import Batches, Transform
 from eow.errors import EowError
 from eow.methods.dble import DBLE, DBLEOptions
 from eow.runs import load, train
+from eow.typed import build
 
 TINY = {"classes": 2, "shots": 2, "queries": 3, "tasks": 2, "width": 8}
 

@@ -14,7 +14,8 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
-from eow import deployed, predictions, runs
+from eow import answering, deployed, runs
+from eow.answering import predict_files
 from eow.config import resolve
 from eow.errors import EowError
 from eow.export import export
@@ -59,16 +60,14 @@ def test_files_are_predicted_without_torch(run: Path, model: Path, tmp_path: Pat
     Image.fromarray(pixels[1, 0]).save(tmp_path / "one.png")
     files = [str(tmp_path / "three.npy"), str(tmp_path / "one.png")]
     code = (
-        "import json, sys; from eow import deployed; model = deployed.load(sys.argv[1])\n"
-        "rows = deployed.predict_files(model, sys.argv[2:], threshold=0)\n"
+        "import json, sys; from eow import answering, deployed; model = deployed.load(sys.argv[1])\n"
+        "rows = answering.predict_files(model, sys.argv[2:], threshold=0)\n"
         "print(json.dumps({'rows': rows, 'torch': 'torch' in sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(model), *files], capture_output=True, text=True, check=True)
     said = json.loads(done.stdout)
     assert said["torch"] is False
     assert done.stderr == ""
-    from eow.predictions import predict_files
-
     wanted = predict_files(runs.load(run), files, threshold=0)
     for row, other in zip(said["rows"], wanted, strict=True):
         assert {key: row[key] for key in ("file", "index", "of", "label", "class")} == {
@@ -94,7 +93,7 @@ def test_onnxruntime_sends_and_keeps_nothing(run: Path, model: Path, tmp_path: P
 
 def test_where_it_abstains_a_row_has_no_class(model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((2, 1, 8, 8), np.uint8))
-    rows = deployed.predict_files(deployed.load(model), [tmp_path / "x.npy"], threshold=1)
+    rows = predict_files(deployed.load(model), [tmp_path / "x.npy"], threshold=1)
     assert [(row["label"], row["class"]) for row in rows] == [(-1, None)] * 2
 
 
@@ -124,19 +123,19 @@ def test_files_are_predicted_together_and_answered_one_by_one(model: Path, tmp_p
     for number in range(40):
         files.append(tmp_path / f"{number}.png")
         Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(files[-1])
-    for count in (deployed.STACK + 1, 3):
+    for count in (answering.STACK + 1, 3):
         files.append(tmp_path / f"{count}.npy")
         np.save(files[-1], random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8))
     files.append(files[0])
     loaded, sizes = counting(deployed.load(model))
-    rows = deployed.predict_files(loaded, files, unknown_rate=0.2, threshold=0.4)
+    rows = predict_files(loaded, files, unknown_rate=0.2, threshold=0.4)
     assert sizes == [32, 8, 33, 4]
-    wanted = [row for file in files for row in deployed.predict_files(loaded, [file], unknown_rate=0.2, threshold=0.4)]
+    wanted = [row for file in files for row in predict_files(loaded, [file], unknown_rate=0.2, threshold=0.4)]
     for row, other in zip(rows, wanted, strict=True):
         same = ("file", "index", "of", "label", "class")
         assert {key: row[key] for key in same} == {key: other[key] for key in same}
         assert (row["confidence"], row["unknown"]) == pytest.approx((other["confidence"], other["unknown"]), abs=1e-6)
-    assert deployed.predict_files(loaded, []) == []
+    assert predict_files(loaded, []) == []
 
 
 def test_an_error_in_a_stack_is_that_of_its_file(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,13 +154,13 @@ def test_an_error_in_a_stack_is_that_of_its_file(model: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(deployed.Deployed, "predict", loses_sevens)
     fine, lost, absent = (tmp_path / name for name in ("fine.npy", "lost.npy", "absent.npy"))
-    assert len(deployed.predict_files(loaded, [fine, fine])) == 4
+    assert len(predict_files(loaded, [fine, fine])) == 4
     with pytest.raises(EowError, match="sample 1 is so surely unknown"):
-        deployed.predict_files(loaded, [fine, lost])
+        predict_files(loaded, [fine, lost])
     with pytest.raises(EowError, match="sample 1 is so surely unknown"):
-        deployed.predict_files(loaded, [fine, lost, absent])
+        predict_files(loaded, [fine, lost, absent])
     with pytest.raises(EowError, match=r"there is no file .*absent\.npy"):
-        deployed.predict_files(loaded, [fine, absent, lost])
+        predict_files(loaded, [fine, absent, lost])
 
 
 def test_class_names_are_text_whatever_they_hold(model: Path, tmp_path: Path) -> None:
@@ -170,7 +169,7 @@ def test_class_names_are_text_whatever_they_hold(model: Path, tmp_path: Path) ->
     loaded = deployed.load(path)
     assert list(loaded.card.classes) == odd
     np.save(tmp_path / "x.npy", np.zeros((1, 1, 8, 8), np.uint8))
-    (row,) = deployed.predict_files(loaded, [tmp_path / "x.npy"], threshold=0)
+    (row,) = predict_files(loaded, [tmp_path / "x.npy"], threshold=0)
     assert row["class"] == odd[row["label"]]
 
 
@@ -202,7 +201,7 @@ def test_a_policy_is_numbers(model: Path, run: Path, tmp_path: Path, name: str) 
         with pytest.raises(EowError, match=f"{name} is .*: give a number"):
             deployed.load(model).predict(x, **{name: wrong})
         with pytest.raises(EowError, match=f"{name} is .*: give a number"):
-            predictions.predict_files(runs.load(run), [tmp_path / "x.npy"], **{name: wrong})
+            predict_files(runs.load(run), [tmp_path / "x.npy"], **{name: wrong})
     assert len(deployed.load(model).predict(x, **{name: np.float32(0.5)}).label) == 1
 
 

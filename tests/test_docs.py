@@ -1,6 +1,7 @@
 """Every code block of the README and the docs is run as it stands (of `make`, `python` and `eow bench` lines it is
 checked that what they name exists); the drawings are those of their numbers."""
 
+import ast
 import itertools
 import json
 import re
@@ -166,3 +167,15 @@ def test_a_drawing_is_readable_in_light_and_dark_and_fetches_nothing(picture: Pa
     assert not re.search(r'(fill|stroke)="', text)
     assert "href" not in text
     assert root.get("aria-label")
+
+
+ROOMS = ["", "bench", "cli", "data", "methods", "metrics", "models", "report", "sampling"]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_file_has_a_place_in_its_packages_list(room: str) -> None:
+    folder = ROOT / "eow" / room
+    listed = set(re.findall(r"\b\w+\.py\b", ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""))
+    there = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
+    assert there <= listed, f"eow/{room}/__init__.py does not say what these are: {sorted(there - listed)}"
+    assert all((folder / name).exists() for name in listed), f"no such file: {sorted(listed - there)}"

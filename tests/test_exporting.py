@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import eow
 from eow import deployed
+from eow.answering import predict_files
 from eow.errors import EowError
 from eow.exporting import Answering
 from eow.models.surgery import UpgradedModel
@@ -120,11 +121,11 @@ def test_whole_numbers_where_the_model_takes_them(tmp_path: Path) -> None:
     assert loaded.card.dtype == "int64"
     agree(loaded.predict(tokens.numpy()), eow.predict(model, tokens))
     np.save(tmp_path / "x.npy", tokens[:2].numpy().astype(np.int32))
-    rows = deployed.predict_files(loaded, [tmp_path / "x.npy"])
+    rows = predict_files(loaded, [tmp_path / "x.npy"])
     assert [row["label"] for row in rows] == eow.predict(model, tokens[:2]).label.tolist()
     np.save(tmp_path / "x.npy", tokens[:2].numpy().astype(np.float32))
     with pytest.raises(EowError, match="holds float32 numbers, but this model takes whole ones"):
-        deployed.predict_files(loaded, [tmp_path / "x.npy"])
+        predict_files(loaded, [tmp_path / "x.npy"])
 
 
 def test_prepared_images_are_not_taken_for_bytes(tmp_path: Path) -> None:
@@ -140,13 +141,13 @@ def test_prepared_images_are_not_taken_for_bytes(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((2, *shape), np.uint8))
     Image.new("L", (28, 28)).save(tmp_path / "x.png")
     with pytest.raises(EowError, match="holds uint8 numbers, but this model takes floating-point ones"):
-        deployed.predict_files(loaded, [tmp_path / "x.npy"])
+        predict_files(loaded, [tmp_path / "x.npy"])
     with pytest.raises(
         EowError, match=r"x\.png cannot be used: this model takes float32 arrays of shape \(1, 28, 28\)"
     ):
-        deployed.predict_files(loaded, [tmp_path / "x.png"])
+        predict_files(loaded, [tmp_path / "x.png"])
     np.save(tmp_path / "x.npy", images[:2].numpy())
-    assert len(deployed.predict_files(loaded, [tmp_path / "x.npy"])) == 2
+    assert len(predict_files(loaded, [tmp_path / "x.npy"])) == 2
 
 
 def test_half_precision_is_written_in_float32(features: UpgradedModel, x: Tensor, tmp_path: Path) -> None:
@@ -245,8 +246,8 @@ def test_wishes_that_cannot_be_met_are_refused(
 
 
 def test_a_fence_is_no_part_of_the_model() -> None:
-    from eow.config import build
     from eow.methods.eow import EOW, EOWOptions
+    from eow.typed import build
 
     method = EOW(small_model(), build(EOWOptions, {"fence": 2}, "method"), 3, (4,))
     with pytest.raises(EowError, match="the method has a fence"):

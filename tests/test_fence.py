@@ -12,10 +12,11 @@ from torch import Tensor
 
 import eow
 from eow import runs
-from eow.config import build, resolve
+from eow.config import resolve
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
 from eow.methods.fence import INSIDE, SLOPE, Fence
+from eow.typed import build
 
 
 def features(count: int = 4000, width: int = 6, seed: int = 0) -> Tensor:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from eow.answering import predict_files
 from eow.config import resolve
 from eow.data.inputs import read_inputs
 from eow.errors import EowError
-from eow.predictions import predict_files
 from eow.recipes import default_model
 from eow.runs import load, train
 

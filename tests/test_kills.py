@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from scripts import script
 
-from eow import runs, stopping, storage
+from eow import opening, runs, stopping, storage
 from eow.bench import bench
 from eow.cli.training import told_how_to_go_on
 from eow.config import RunConfig, resolve
@@ -313,12 +313,12 @@ def test_what_a_kill_left_of_corruptions_is_swept_by_the_next(tmp_path: Path) ->
     left = [folder / ".corruptions.png.1234abcd", folder / "corrupted" / ".contrast.safetensors.1234abcd"]
     for path in left:
         path.write_bytes(b"half")
-    steps = predict_corrupted(run, runs.own_test_set(run), names=["contrast", "brightness"])
+    steps = predict_corrupted(run, opening.own_test_set(run), names=["contrast", "brightness"])
     assert next(steps) == "contrast"
     assert not any(path.exists() for path in left)
     in_use = pytest.raises(EowError, match="in use by process")  # and who is at work is not disturbed
     with in_use:
-        next(predict_corrupted(run, runs.own_test_set(run)))
+        next(predict_corrupted(run, opening.own_test_set(run)))
     assert list(steps) == ["brightness"]
     assert sorted(path.name for path in (folder / "corrupted").iterdir()) == [
         "brightness.safetensors", "contrast.safetensors",

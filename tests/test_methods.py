@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from torch import Tensor
 
-from eow.config import build, resolve
+from eow.config import resolve
 from eow.data import Dataset
 from eow.data.loader import Batches, Transform
 from eow.errors import EowError
@@ -19,6 +19,7 @@ from eow.methods.base import closed_prediction, open_prediction
 from eow.methods.eow import PRIOR_WIDTH
 from eow.models.layers import OpenLinear
 from eow.openworld import prior_shift, shifted_probabilities
+from eow.typed import build
 
 
 def make(name: str = "eow", norm: str = "none", **options: object) -> Method:

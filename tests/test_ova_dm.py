@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import eow
 from eow import runs
-from eow.config import build, resolve
+from eow.config import resolve
 from eow.data.sets import load_sets
 from eow.errors import EowError
 from eow.methods import METHODS
@@ -19,6 +19,7 @@ from eow.metrics import nll_renormalised
 from eow.models import SplitModel
 from eow.models import build as build_model
 from eow.predictions import losses, read
+from eow.typed import build
 
 
 def make(norm: str = "none", **options: object) -> OvADM:

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 
 from eow import data, storage
+from eow.answering import predict_files
 from eow.config import resolve
 from eow.errors import EowError
 from eow.evaluate import evaluate
-from eow.predictions import file_name, predict_files, predict_set, read, write
+from eow.opening import load, own_test_set
+from eow.predictions import file_name, predict_set, read, write
 from eow.robustness import say
-from eow.runs import load, own_test_set, train
+from eow.runs import train
 
 MANIFEST: dict[str, Any] = {"name": "test", "key": "k", "method": "eow", "odds": 0.1}
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from problems import blobs, linear_energy_gradient, small_model
 
-from eow import metrics, predictions, robustness, runs, storage
+from eow import metrics, opening, predictions, robustness, runs, storage
 from eow.compare import compare
 from eow.config import from_assignments, resolve, to_table
 from eow.data import Dataset
@@ -300,7 +300,7 @@ def test_the_command_that_corrupts_is_named_where_it_works(trained: list[Path], 
     assert words["table"].endswith("and these are features.")
     for name, folder in {**made, "8x8": trained[0]}.items():  # and that is what the command itself says
         run = runs.load(folder)
-        said = robustness.predict_corrupted(run, runs.own_test_set(run), names=["contrast"])
+        said = robustness.predict_corrupted(run, opening.own_test_set(run), names=["contrast"])
         if "--corruptions" in words[name]:
             assert list(said) == ["contrast"]
         else:
@@ -351,7 +351,7 @@ def test_a_certified_threshold_is_held_against_the_test_set(trained: list[Path],
 def test_the_pictures_are_the_surest_errors_and_the_most_unknown(trained: list[Path]) -> None:
     strips = sections_of(trained, format="html")[0].gallery.strips
     run = runs.load(trained[2])
-    said, test = predictions.read(trained[2] / "predictions" / "test.safetensors"), runs.own_test_set(run)
+    said, test = predictions.read(trained[2] / "predictions" / "test.safetensors"), opening.own_test_set(run)
     wrong = np.flatnonzero(~said.correct)
     place = wrong[said.confidence[wrong].argmax()]
     first = strips[1].wrong[0]
@@ -367,7 +367,7 @@ def test_strange_pictures_are_the_surest_and_the_most_unknown_of_the_unseen_clas
     shown = sections_of(trained, format="html")[0].gallery
     run = runs.load(trained[2])
     said = predictions.read(trained[2] / "predictions" / "unknown.safetensors")
-    data = runs.own_sets(run, ["unknown"])["unknown"]
+    data = opening.own_sets(run, ["unknown"])["unknown"]
     vanilla, strip = shown.strips
     assert "8" in shown.strange
     assert shown.strange in shown.caption

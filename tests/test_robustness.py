@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from eow import robustness, runs
+from eow import opening, robustness, runs
 from eow.config import resolve
 from eow.data import corrupt, load
 from eow.data.corruptions import CORRUPTIONS, official
@@ -216,14 +216,14 @@ def test_figures_need_no_network(run: runs.Run) -> None:
 
 def test_the_test_set_is_the_one_that_the_run_was_tested_on(grey: runs.Run) -> None:
     path = Path(grey.config.data.name.removeprefix("npz:"))
-    assert runs.own_test_set(grey).hash == own_test(grey).hash
+    assert opening.own_test_set(grey).hash == own_test(grey).hash
     whole = path.read_bytes()
     try:
         with np.load(path) as archive:
             arrays = dict(archive)
         np.savez(path, **{**arrays, "x_test": arrays["x_test"] + 1})
         with pytest.raises(EowError, match="test data is not what the run"):
-            runs.own_test_set(grey)
+            opening.own_test_set(grey)
     finally:
         path.write_bytes(whole)
 

@@ -16,6 +16,7 @@ from problems import blobs
 
 import eow
 from eow import predictions, runs, storage
+from eow.answering import predict_files
 from eow.config import RunConfig, resolve
 from eow.data import load
 from eow.data.loader import on_device
@@ -454,7 +455,7 @@ def test_a_run_is_float32_whatever_torch_makes_by_default(tmp_path: Path, method
         try:
             runs.train(config(wish, method=method), folder, progress=False)
             on_device.cache_clear()
-            said[kind] = predictions.predict_files(runs.load(folder), [tmp_path / "x.npy"])
+            said[kind] = predict_files(runs.load(folder), [tmp_path / "x.npy"])
             runs.load(tmp_path / "torch.float32")  # a good run of another process
             assert torch.get_default_dtype() == kind
         finally:

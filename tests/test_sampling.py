@@ -1,5 +1,6 @@
 """The sampler against closed forms: gradients by hand, a chain with a known stationary distribution, chain starts."""
 
+import inspect
 import itertools
 import math
 
@@ -10,7 +11,9 @@ from torch import nn
 
 from eow.errors import EowError
 from eow.models.layers import OpenLinear
-from eow.sampling import ENERGIES, NEGATIVE_LOSSES, ReplayBuffer, Starts, parse_starts, run_chain, sample
+from eow.sampling import ENERGIES, NEGATIVE_LOSSES, ReplayBuffer, Starts, Tally, parse_starts, run_chain, sample
+from eow.sampling.energies import logit_gradient
+from eow.sampling.langevin import mean_norm
 from eow.sampling.starts import apportion, mixed_pairs
 
 
@@ -29,6 +32,7 @@ def test_energies_are_logs_of_softmax_entries() -> None:
     torch.testing.assert_close(ENERGIES["paper"](f), h[:, -1].log())
     torch.testing.assert_close(ENERGIES["proof"](f), -h[:, -1].log())
     torch.testing.assert_close(ENERGIES["complement"](f), -known.log())
+    torch.testing.assert_close(ENERGIES["joint"](f), -f.exp().sum(1).log())
     torch.testing.assert_close(NEGATIVE_LOSSES["paper"](f), -h[:, -1].log())
     torch.testing.assert_close(NEGATIVE_LOSSES["proof"](f), -h[:, -1].log())
     torch.testing.assert_close(NEGATIVE_LOSSES["complement"](f), known.log())
@@ -38,6 +42,13 @@ def test_energies_stay_finite_where_probabilities_round_to_zero() -> None:
     f = torch.tensor([[1e4, 0.0, -1e4], [-1e4, 0.0, 1e4]])
     for energy in ENERGIES.values():
         assert torch.isfinite(energy(f)).all()
+
+
+@pytest.mark.parametrize("energy", ENERGIES)
+def test_gradients_by_hand_are_autograds(energy: str) -> None:
+    f = logits().requires_grad_()
+    (wanted,) = torch.autograd.grad(ENERGIES[energy](f).sum(), f)
+    torch.testing.assert_close(logit_gradient(energy, f.detach()), wanted)
 
 
 def test_complement_gradient_is_eq3s_scaled_by_h_over_one_minus_h() -> None:
@@ -50,11 +61,16 @@ def test_complement_gradient_is_eq3s_scaled_by_h_over_one_minus_h() -> None:
 
 @pytest.mark.parametrize("energy", ["paper", "proof"])
 def test_one_step_is_equation_5(energy: str) -> None:
+    """Of the reference, and of the fast path that `sample` takes."""
     tail, z = linear_tail(3, 5, dtype=torch.float64), torch.randn(7, 5, generator=stream(), dtype=torch.float64)
     gradient = linear_energy_gradient(tail, z).detach() * (1 if energy == "paper" else -1)
     noise = torch.randn(7, 5, generator=stream(9), dtype=torch.float64)
-    moved = sample(tail, z, energy, steps=1, step=0.3, noise=0.2, generator=stream(9))
-    torch.testing.assert_close(moved, z - 0.15 * gradient + 0.2 * noise)
+    settings = {"steps": 1, "step": 0.3, "noise": 0.2}
+    for moved in (
+        run_chain(tail, z, energy, **settings, generator=stream(9)).z,
+        sample(tail, z, energy, **settings, generator=stream(9)),
+    ):
+        torch.testing.assert_close(moved, z - 0.15 * gradient + 0.2 * noise)
 
 
 def test_langevin_noise_is_the_root_of_the_step() -> None:
@@ -113,12 +129,56 @@ def test_trust_region_holds_a_chain_that_runs_away() -> None:
     assert chain.capped.tolist() == [True, True, True, True, False]
 
 
+def test_trust_region_is_a_ball_around_the_start() -> None:
+    """Under a force that is the same everywhere a step is known: it ends there, or on the way, at the radius."""
+    start, force = torch.randn(3, 4, generator=stream()), torch.tensor([1.0, -2.0, 0.5, 3.0])
+    move = -0.5 * 0.7 * force
+    radius = torch.tensor([0.3, 1.0, 9.0])
+    chain = run_chain(nn.Identity(), start, lambda z: z @ force, steps=1, step=0.7, noise=0.0, trust=radius)
+    share = (radius / move.norm()).clamp_max(1)[:, None]
+    torch.testing.assert_close(chain.z, start + share * move)
+    assert chain.capped.tolist() == [True, True, False]
+
+
 def test_trust_region_brings_back_a_chain_that_is_already_nan() -> None:
     chain = run_chain(
         nn.Identity(), torch.ones(2, 3), lambda z: (z * torch.inf).sum(1), steps=2, step=1.0, noise=0.0, trust=1.0
     )
     assert torch.isfinite(chain.z).all()
     assert chain.capped.all()
+
+
+def test_the_unit_of_trust_is_the_mean_length_of_whole_rows() -> None:
+    z = torch.randn(5, 3, 2, 4, generator=stream())
+    assert mean_norm(z).item() == pytest.approx(sum(float(row.square().sum()) ** 0.5 for row in z) / 5, rel=1e-6)
+
+
+def test_the_tally_adds_chains_up_until_it_is_read() -> None:
+    settings = {"steps": 2, "step": 0.5, "noise": 0.0, "trust": torch.tensor([1e-3, 1e9, 1e9])}
+    chains = [run_chain(nn.Identity(), torch.randn(3, 2, generator=stream(n)), quadratic, **settings) for n in (0, 1)]
+    tally = Tally()
+    for chain in chains:
+        tally.add(chain)
+    energy = torch.cat([chain.energy for chain in chains], 1)
+    wanted = {"chains": 6, "capped": 2, "energy_start": energy[0].mean(), "energy_end": energy[-1].mean()}
+    assert tally.read() == pytest.approx({name: float(value) for name, value in wanted.items()})
+    assert tally.read() == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "state"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
+)
+def test_a_chain_moves_in_float32_at_least(given: torch.dtype, state: torch.dtype) -> None:
+    assert run_chain(nn.Identity(), torch.ones(1, 2, dtype=given), quadratic, steps=1).z.dtype == state
+    assert sample(nn.Identity(), torch.ones(1, 2, dtype=given), quadratic, steps=1).dtype == state
+
+
+def test_sample_and_its_reference_have_the_papers_settings() -> None:
+    for function in (sample, run_chain):
+        defaults = {name: each.default for name, each in inspect.signature(function).parameters.items()}
+        assert (defaults["steps"], defaults["step"], defaults["noise"]) == (100, 2.0, 1e-3)
+        assert (defaults["energy"], defaults["trust"]) == ("paper", None)
 
 
 def test_sampling_leaves_statistics_modes_and_gradients_alone() -> None:

@@ -8,11 +8,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import eow
 from eow.batches import LoaderBatches
-from eow.config import TrainConfig, build
+from eow.config import TrainConfig
 from eow.distributed import Place
 from eow.errors import EowError
 from eow.methods import METHODS
 from eow.training import Training, learning_rate
+from eow.typed import build
 
 CPU = torch.device("cpu")
 

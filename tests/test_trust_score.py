@@ -12,12 +12,13 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from eow import predictions, runs, storage
-from eow.config import build, resolve
+from eow.config import resolve
 from eow.data import Dataset, known_unknown, load
 from eow.data.loader import Batches, Transform
 from eow.errors import EowError
 from eow.methods import trust_score
 from eow.methods.trust_score import Comparison, Tree, TrustScore, dense, fences, fit_link, log_trust
+from eow.typed import build
 
 
 def make(width: int = 4, **options: object) -> TrustScore:

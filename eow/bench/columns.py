@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from eow import storage
-from eow.config import Table, build
+from eow.config import Table
 from eow.errors import EowError
 from eow.evaluate import stored_figures
 from eow.metrics.ood import SCORES
+from eow.typed import build
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def watched(progress: Progress, title: str) -> Iterator[Callable[[Cell, str], No
 
     def say(cell: Cell, trouble: str) -> None:
         count = f"[{len(progress.finished) + len(progress.failed)}/{len(progress.cells)}]"
-        took = f"{duration(progress.finished[cell.name])}" if not trouble else ""
+        took = duration(progress.finished[cell.name]) if not trouble else ""
         console.print(f"{count} {cell.title}: {trouble or took}")
 
     there = len(progress.finished)

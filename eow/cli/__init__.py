@@ -5,6 +5,7 @@ measuring.py   evaluate, compare, threshold
 benching.py    bench, report
 using.py       predict, export
 data.py        data list, fetch, verify, corruptions
+options.py     what several of them take
 """
 
 import io

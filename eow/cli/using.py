@@ -30,17 +30,10 @@ def predict(
     """Label, confidence and unknown of images, arrays or a table's rows. The label is "- (unknown)", in JSON -1 with a
     class of null, where the confidence is below the threshold or, without a threshold, where "unknown" is the most
     probable answer."""
+    from eow.answering import opened, predict_files
     from eow.console import print_table
 
-    if run.suffix.lower() == ".onnx" and not run.is_dir():
-        from eow import deployed
-
-        rows = deployed.predict_files(deployed.load(run), files, unknown_rate, threshold)
-    else:
-        from eow.predictions import predict_files
-        from eow.runs import load
-
-        rows = predict_files(load(run), files, unknown_rate, threshold)
+    rows = predict_files(opened(run), files, unknown_rate, threshold)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:

@@ -1,4 +1,9 @@
-"""Data sets by name: `load("cifar10", split="test")`. See catalog.py for the names, dataset.py for what comes back.
+"""Data sets by name: `load("cifar10", split="test")`.
+
+    what there is        catalog.py (names, files, hashes), fetch.py (brings them), dataset.py (what comes back)
+    how it is read       readers.py and matlab.py (the named sets), folders.py (images), tables.py and csv_files.py
+                         (arrays and tables), inputs.py (what a user wants predictions for); files.py lies under all
+    what becomes of it   sets.py (all the data of a run), loader.py (batches), corruptions/
 
 Nothing heavy is imported before it is needed: no torch, scikit-learn, scipy, Pillow or pooch at import time.
 """

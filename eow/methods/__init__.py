@@ -1,4 +1,11 @@
-"""The methods, by name, in one plain dict."""
+"""The methods, by name, in one plain dict.
+
+the paper's    eow.py, on onset.py (where its term begins), fence.py (what is far outside) and profile.py (its chains
+               for the report); controls.py: eow without Langevin steps; shrink.py: a control from no paper
+its baselines  vanilla.py, label_smoothing.py, mixup.py, mc_dropout.py, temperature.py, trust_score.py, jem.py,
+               ova_dm.py, dble.py; ensemble.py is ours to compare with
+shared         base.py (what a method is), holdout.py (fitting on held-out data), distances.py
+"""
 
 from eow.errors import EowError
 from eow.methods.base import Method, Prediction

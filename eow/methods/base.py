@@ -42,12 +42,8 @@ class Method(nn.Module):
     Options: ClassVar[type] = NoOptions
     summary: ClassVar[str] = ""  # a line for `eow methods`
     needs_holdout: ClassVar[bool] = False  # `finish` wants a part of the training set that training has not seen
-    post_hoc: ClassVar[bool] = (
-        False  # nothing but `finish` differs from vanilla: a vanilla run's weights can be taken over
-    )
-    capturable: ClassVar[bool] = (
-        False  # `forward` neither waits for the device nor decides on a tensor's value in Python
-    )
+    post_hoc: ClassVar[bool] = False  # all but `finish` is vanilla's: a vanilla run's weights can be taken over
+    capturable: ClassVar[bool] = False  # `forward` neither waits for the device nor branches on a tensor's value
     steadier: ClassVar[str] = ""  # what may keep it from diverging, for the message
     costlier: ClassVar[str] = ""  # how a prediction costs more than one forward pass, for `eow methods`
     extra_outputs: ClassVar[int] = 0  # logits beyond the K classes
@@ -63,13 +59,8 @@ class Method(nn.Module):
             raise EowError(
                 f"a classifier needs at least 2 classes, this data has {classes}: add a class or use another data set"
             )
-        self.model, self.options, self.classes, self.in_shape, self.seed = (
-            model,
-            options,
-            classes,
-            tuple(in_shape),
-            seed,
-        )
+        self.model, self.options, self.seed = model, options, seed
+        self.classes, self.in_shape = classes, tuple(in_shape)
         self.stream = torch.Generator()  # the method's own random numbers; the loop seeds it before every epoch
         self.world = 1  # processes that train it together
 

@@ -23,7 +23,6 @@ vanilla 71.3, 5.4, 1.013).
 import math
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -36,19 +35,19 @@ from eow.methods.base import Method, NoOptions, Prediction, open_prediction, shi
 from eow.methods.fence import Fence
 from eow.methods.holdout import checked, collect, require_fitted
 from eow.methods.onset import scale_head, settle
+from eow.methods.profile import profile_of
 from eow.methods.temperature import fit_temperature_and_bias
 from eow.models import SplitModel, frozen_statistics
 from eow.models.layers import OpenLinear
 from eow.openworld import prior_shift
 from eow.sampling import NEGATIVE_LOSSES, Sampler, Starts, Tally
-from eow.sampling.langevin import mean_norm, noise_scale, run_chain
-from eow.seeds import derive, own_randomness
+from eow.sampling.langevin import mean_norm, noise_scale
+from eow.seeds import derive
 
 MOST_FENCED = 50_000  # training samples whose features a fence is fitted on
 FEWEST = 30  # held-out samples that a mean unknown can be taken of
 PRIOR_WIDTH = 0.5  # of log T before any held-out sample is seen; a few hundred of them outweigh it
 CLIMB = 0.5  # of the chains' mean energy over an epoch, from which on it is worth a word: they are meant to fall
-PROFILED = 256  # training samples whose features the chains of `diagnose` may start from
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,9 @@ class EOWOptions(NoOptions):
     energy: Literal["paper", "proof", "complement"] = "paper"
     lam: float = 0.02  # λ, the weight of the energy term
     unknown_rate: float | str = "trained"  # the share of unknowns that the finished network expects: λ/(1+λ) or ρ
-    calibrate: Literal["none", "holdout"] = (
-        "none"  # holdout: fit a temperature and the rate ρ to data.holdout at the end
-    )
+    calibrate: Literal["none", "holdout"] = "none"  # holdout: a temperature and ρ are fitted to data.holdout at the end
     start_epoch: int | float = 0  # the energy term's first epoch (from 0); below 1, a share of the epochs
-    onset: Literal["as_is", "settled"] = (
-        "as_is"  # settled: a head that fits a late term before its first step (onset.py)
-    )
+    onset: Literal["as_is", "settled"] = "as_is"  # settled: the head is fitted to a late term before its first step
     fence: int = 0  # the rank of the fence around the training features (fence.py); 0: none
     chains: int = 64  # a step, on each device
     start: str = "features"  # where chains start, see sampling/starts.py
@@ -74,12 +69,8 @@ class EOWOptions(NoOptions):
     step: float = 2.0
     noise: float | str = 1e-3  # its standard deviation, or "langevin" for sqrt(step)
     trust: float = 1.0  # how far a chain may go, in mean feature norms of the batch; 0: as far as it likes
-    encoder: Literal["detached", "joint"] = (
-        "detached"  # joint: the energy term also trains the encoder, through the starts
-    )
-    negatives: Literal["eval", "train"] = (
-        "eval"  # mode of the tail in the negative pass: eval leaves batch statistics alone
-    )
+    encoder: Literal["detached", "joint"] = "detached"  # joint: the energy term trains it too, through the starts
+    negatives: Literal["eval", "train"] = "eval"  # mode of the tail on negatives: eval leaves batch statistics alone
 
     @property
     def odds(self) -> float:
@@ -205,8 +196,8 @@ class EOW(Method):
             self.model.head.project()
 
     def draw_negatives(self, z: Tensor, y: Tensor) -> Tensor:
-        """The ends of chains in the latent space: constants, or with encoder="joint" constant moves away from their
-        starts."""
+        """The ends of chains in the latent space: constants, or with encoder="joint" starts plus constant moves, so
+        that a gradient reaches the encoder through the start."""
         o = self.options
         start = self.starts.draw(z if o.encoder == "joint" else z.detach(), y, self.stream)
         trust = self.trust_radius(z.detach())
@@ -221,8 +212,9 @@ class EOW(Method):
         return self.options.trust * mean_norm(z) if self.options.trust else None
 
     def counters(self) -> dict[str, float]:
-        """Chains go downhill. Where a step is larger than the energy's valley is wide they are thrown out of it, and,
-        but for `proof`, to where "unknown" is certain already and the energy term teaches nothing."""
+        """What the chains did since the last call (`Tally.read`). Once a training it warns that they climb, though they
+        are meant to descend: steps longer than the energy's valley is wide throw them out of it, and, but for `proof`,
+        to where "unknown" is certain already, so that the energy term teaches nothing."""
         found, o = self.tally.read(), self.options
         start, end = found.get("energy_start", 0.0), found.get("energy_end", 0.0)
         falls = o.steps and o.noise != "langevin" and o.energy != "proof"
@@ -245,8 +237,8 @@ class EOW(Method):
 
     def fit_to(self, holdout: Any) -> None:
         """Divide the logits by a temperature and shift the unknown, in the head's own weights: then the K classes'
-        likelihood on held-out data is highest and the mean unknown there is `unknown_rate`, or what it was. Of a few
-        samples the mean says nothing: it stays what it was, but for the shift that λ asks for."""
+        likelihood on held-out data is highest and the mean unknown there is `unknown_rate`, or what it was. The mean of
+        a few samples says nothing: then the temperature leaves it as it was, and the shift is that of `conclude`."""
         rate = None if self.options.unknown_rate == "trained" else self.options.unknown_rate
         logits, labels = collect(self, holdout, self.model)
         few = len(labels) < FEWEST
@@ -283,32 +275,7 @@ class EOW(Method):
         return self.model.recut(self.model.cuts[-1])
 
     def diagnose(self, train: Any) -> dict[str, Any] | None:
-        """The energy of one batch of chains before every step and at the end, mean and 10 and 90 % quantiles, at 101
-        steps at most, and their mean norm at the end in mean norms of the features ("reach"): {"energy", "start",
-        "chains", "reach", "step": [...], "mean": [...], "low": [...], "high": [...]}. The chains start as in training,
-        from other random numbers, and the encoder is in evaluation mode."""
-        o, device = self.options, next(self.parameters()).device
-        if not o.steps:
-            return None
-        generator = torch.Generator(device).manual_seed(derive("chain", self.seed))
-        x, y = (part[:PROFILED] for part in next(iter(train.epoch(0))))
-        starts = self.starts if self.starts.outliers is None else deepcopy(self.starts)  # its queue takes features in
-        with own_randomness(device, derive("chain", self.seed)), frozen_statistics(self), torch.no_grad():
-            z = self.model.encoder(x)
-            chain = run_chain(
-                self.model.tail, starts.draw(z, y, generator), o.energy, steps=o.steps, step=o.step, noise=o.noise,
-                trust=self.trust_radius(z), generator=generator,
-            )  # fmt: skip
-        places = torch.linspace(0, o.steps, min(o.steps, 100) + 1, dtype=torch.float64).round().long()
-        energy = chain.energy.double().cpu()[places]
-        quantiles = energy.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64), dim=1)
-        curves = {"mean": energy.mean(1), "low": quantiles[0], "high": quantiles[1]}
-        reach = (mean_norm(chain.z) / mean_norm(z)).item()
-        return {
-            "energy": o.energy, "start": o.start, "chains": energy.shape[1], "step": places.tolist(),
-            "reach": reach if math.isfinite(reach) else None,
-            **{name: [v if math.isfinite(v) else None for v in curve.tolist()] for name, curve in curves.items()},
-        }  # fmt: skip
+        return profile_of(self, train)
 
     def predict(self, x: Tensor, unknown_rate: float | None = None) -> Prediction:
         if self.fence is not None:

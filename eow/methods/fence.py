@@ -4,7 +4,7 @@ Networks are often surest of what is least like their data: noise and shuffled p
 and every logit of a head with them. Chains that stay near the data teach nothing about such places. The fence does: it
 is probabilistic PCA (Tipping, Bishop: JRSS B, 1999) of the features z that the head reads, after training,
 
-    D(z) = mean over the D dimensions of (z - m)' C^-1 (z - m),   C: `rank` axes of their own, one variance for the rest
+    D(z) = (z - m)' C^-1 (z - m) / dimensions,   C: `rank` axes of their own, one variance for the rest
     unknown logit + SLOPE · max(0, D(z)/τ - 1)
 
 fitted on one half of the training samples; τ is the 99 % quantile of D on the other half, so that about one known

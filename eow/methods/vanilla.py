@@ -1,6 +1,10 @@
 """Plain training: softmax over the K classes, cross-entropy. The baseline of everything.
 
-loss = -log h[y],   h = softmax(f(x)) over K
+    loss = -log h[y],   h = softmax(f(x)) over K
+
+Our result on digits, 8 and 9 unseen, `modern`, three seeds (records/2026-11-18_demo-full): accuracy 98.4 %, ECE 1.2 %
+(null .7), AUROC known/unseen 96.0 %. On CIFAR-100, ResNet-50, 30 epochs, five seeds from the trunk of EOW's
+(records/2026-11-16_settled): 75.8 %, ECE 8.3 % (null .8), NLL .932.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,11 @@
-"""Metrics: pure functions of arrays, on the CPU, with their conventions in their docstrings."""
+"""Metrics: pure functions of arrays, on the CPU, with their conventions in their docstrings.
+
+scores.py       accuracy, NLL, Brier               ood.py         known against unknown
+calibration.py  calibration errors in bins         selective.py   answering only when sure
+smooth.py       one without bins                   statistics.py  intervals and paired differences
+nulls.py        what each would be by chance       resampling.py  the bootstrap under these
+binning.py      sums over bins, under all errors   checks.py      what all ask of their arrays
+"""
 
 from .calibration import (
     Reliability,

@@ -1,4 +1,13 @@
-"""Networks by name. Each is a list of named stages, so that it can be cut where the sampler is to work."""
+"""Networks by name. Each is a list of named stages, so that it can be cut where the sampler is to work.
+
+ours        mlp.py, vgg.py, resnet.py, wideresnet.py of layers.py; split.py cuts them; fused.py, kernels for training
+of others   surgery.py (eow.upgrade) has one read as a graph, cut in two and widened, step by step:
+            refusing.py    what a graph would miss      keeping.py     what it would not keep of a forward
+            tracing.py     the graph                    generators.py  whether a forward draws random numbers
+            probing.py     a batch it can take          constant.py    what either part can compute for itself
+            cutting.py     the two parts                widening.py    the last layer, K to K+1
+            comparing.py   whether they compute what it did
+"""
 
 import inspect
 from collections import OrderedDict

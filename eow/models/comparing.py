@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
-from eow.models.keeping import forked
+from eow.models.generators import forked
 from eow.models.layers import FARTHEST
 from eow.models.probing import evaluated
 from eow.models.refusing import PAIR, with_closures

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from eow.models.keeping import content, forked, generators
+from eow.models.generators import content, forked, generators
 
 
 def constants(nodes: list[fx.Node], moving: set[fx.Node]) -> set[fx.Node]:

@@ -1,16 +1,15 @@
 """What a graph does not keep of a forward: gradients switched off, a Function's own backward, autocast, random numbers
-drawn in Python. While a network is read (tracing.py) it is raised as `Lost`, so that the module is closed, or told.
+drawn in Python. While a network is read (tracing.py) each raises `Lost`: the module that does it is then taken whole,
+as one step of the graph, and where that is the outermost its user is told.
 """
 
 import inspect
 import operator
-import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -224,43 +223,6 @@ class Derived(TorchFunctionMode):
         return self.made_of.get(id(tensor), set())
 
 
-def state_and_setter(generator: Any) -> tuple[Any, Any]:
-    """Where a generator stands, and what sets it."""
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state, lambda state: setattr(generator.bit_generator, "state", state)
-    if isinstance(generator, random.Random):
-        return generator.getstate(), generator.setstate
-    return generator.get_state(), generator.set_state
-
-
-def content(value: Any) -> list[Any]:
-    """What can be compared of tensors and arrays, and of what holds them: types, shapes and bytes."""
-    return [bytes_of(each) if isinstance(each, Tensor | np.ndarray) else each for each in pytree.tree_leaves(value)]
-
-
-def bytes_of(numbers: Tensor | np.ndarray) -> tuple[Any, ...]:
-    array = numbers
-    if isinstance(array, Tensor):
-        dense = array.detach() if array.layout == torch.strided else array.detach().to_dense()
-        real = torch.view_as_real(dense) if dense.is_complex() else dense
-        array = (real.double() if real.is_floating_point() else real).cpu().numpy()
-    return numbers.dtype, tuple(numbers.shape), array.tobytes()
-
-
-def own_generators(model: nn.Module) -> list[Any]:
-    """Those that modules keep among their attributes, but for the system's, which stand nowhere."""
-    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-    found = [each for module in model.modules() for each in vars(module).values() if isinstance(each, kinds)]
-    return [each for each in found if not isinstance(each, random.SystemRandom)]
-
-
-def generators(others: Iterable[Any]) -> tuple[Any, ...]:
-    """Where the generators stand that a forward may draw from: torch's, numpy's, Python's and others."""
-    _, key, *rest = np.random.get_state()
-    own = [content(state_and_setter(each)[0]) for each in others]
-    return torch.get_rng_state().numpy().tobytes(), np.asarray(key).tobytes(), *rest, random.getstate(), *own
-
-
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """A forward is read with gradients, whatever is switched off outside it."""
@@ -298,18 +260,3 @@ def kept(model: nn.Module) -> Iterator[None]:
             if version(each) != before:
                 with torch.no_grad():
                     each.copy_(value)
-
-
-@contextmanager
-def forked(model: nn.Module) -> Iterator[None]:
-    """All of them afterwards where they were before."""
-    numpys, pythons = np.random.get_state(), random.getstate()
-    own = [state_and_setter(each) for each in own_generators(model)]
-    try:
-        with torch.random.fork_rng([]):
-            yield
-    finally:
-        np.random.set_state(numpys)
-        random.setstate(pythons)
-        for state, back in own:
-            back(state)

@@ -162,10 +162,8 @@ def read(
     refuse_names(traced)
     node = find_head(traced, type(whole).__name__)
     head = checked_head(traced.parts[str(node.target)], str(node.target), whole, classes)
-    if (
-        sum(traced.parts.get(str(other.target)) is head for other in traced.graph.nodes if other.op == "call_module")
-        > 1
-    ):
+    called = [traced.parts[str(other.target)] for other in traced.graph.nodes if other.op == "call_module"]
+    if sum(module is head for module in called) > 1:
         raise EowError(f"the last linear layer, {node.target}, is used twice in the model: give the logits their own")
     own = {id(each) for each in head.parameters()}
     asked = [n for n in traced.graph.nodes if n.op == "get_attr" and id(traced.parts[str(n.target)]) in own]
@@ -174,7 +172,6 @@ def read(
             f"the model reads the weights of its last linear layer, {node.target}, beside calling it, which widening "
             "would undo: give what reads them weights of its own"
         )
-    called = (traced.parts[str(n.target)] for n in traced.graph.nodes if n.op == "call_module")
     layers = (layer for module in called for layer in module.modules())  # of a closed one what is in it
     x = probe(Part(traced.parts, traced.graph), layers, example)
     changing = changed_in_training(whole, x) if traced.baked else set()

@@ -18,17 +18,14 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from eow.errors import EowError
+from eow.models.generators import content, forked, generators, own_generators
 from eow.models.keeping import (
     Derived,
     Drawn,
     Lost,
     Value,
-    content,
-    forked,
-    generators,
     kept,
     outside,
-    own_generators,
     refuse_functions,
     refuse_in_place,
     state_of,

@@ -2,8 +2,9 @@
 
     report(["runs/vanilla-0", "runs/eow-0"], "report.html")
 
-gather.py reads the runs; tables.py, curves.py, corrupted.py, progress.py and gallery.py make of them what parts.py
-names: tables and figures as plain values. svg.py and plots.py draw these, texts.py writes them, page.py is the page.
+gather.py reads the runs, soundness.py asks whether they can be drawn. tables.py, promises.py, curves.py, corrupted.py,
+progress.py, gallery.py and provenance.py make of them what parts.py names: tables and figures as plain values, which
+sections.py puts in order. svg.py and plots.py draw these, texts.py writes them, page.py is the page.
 """
 
 from collections.abc import Sequence

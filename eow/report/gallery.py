@@ -58,7 +58,7 @@ class Gallery:
 
 def gallery(bunch: Bunch, root: str = "") -> Gallery:
     """The pictures of every group; where the data is not at hand, the reason instead."""
-    from eow.runs import load, own_sets
+    from eow.opening import load, own_sets
 
     first = bunch.groups[0].first
     names = [name for name in bunch.sets if all(name in group.first.others for group in bunch.groups)]

@@ -191,7 +191,7 @@ def make_bunch(title: str, runs: list[Loaded], unknown_rate: float | None) -> Bu
         for group in listed
     ]  # fmt: skip
     labels, colours = labels_of(listed), colours_of([group[0].method for group in listed])
-    sets = check_sets(runs)
+    sets = kinds_of_unknowns(runs)
     return Bunch(title, [Group(*each) for each in zip(labels, colours, listed)], sets)
 
 
@@ -219,7 +219,7 @@ def colours_of(methods: list[str]) -> list[int]:
     return [taken[index] if index in taken else next(free) for index in range(len(methods))]
 
 
-def check_sets(runs: list[Loaded]) -> dict[str, str]:
+def kinds_of_unknowns(runs: list[Loaded]) -> dict[str, str]:
     """The sets that are unknown to any of the runs, and their kinds; a name must be the same samples in all."""
     found: dict[str, tuple[Any, Loaded]] = {}
     kinds: dict[str, str] = {}

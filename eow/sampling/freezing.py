@@ -1,4 +1,4 @@
-"""Which tails can be written out: a module is read into the pieces of frozen.py, or not at all."""
+"""Which tails can be written out: a module is read into the pieces of frozen.py and blocks.py, or not at all."""
 
 from collections.abc import Iterator
 
@@ -8,18 +8,8 @@ from eow.models.layers import Layers, OpenLinear
 from eow.models.resnet import Block
 from eow.models.widening import WidenedLinear, WidenedOpenLinear
 from eow.models.wideresnet import PreactivationBlock
-from eow.sampling.frozen import (
-    Chained,
-    Flat,
-    Layer,
-    MaxPool,
-    MeanPool,
-    OpenLayer,
-    Piece,
-    Preactivation,
-    Rescale,
-    Residual,
-)
+from eow.sampling.blocks import Chained, Preactivation, Residual
+from eow.sampling.frozen import Flat, Layer, MaxPool, MeanPool, OpenLayer, Piece, Rescale
 
 NOTHING = (nn.Identity, nn.Dropout)  # in evaluation mode
 

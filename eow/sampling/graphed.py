@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from eow.errors import EowError
 from eow.plain import first_line
 from eow.sampling import kernels, langevin
+from eow.sampling.blocks import Chained
 from eow.sampling.energies import ENERGIES, Energy, energy_named, logit_gradient
 from eow.sampling.freezing import freeze
-from eow.sampling.frozen import Chained, Layer, MeanPool
+from eow.sampling.frozen import Layer, MeanPool
 from eow.sampling.langevin import Chain, check_steps, noise_scale, run_chain, within
 from eow.stepgraph import recording
 

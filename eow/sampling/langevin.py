@@ -82,7 +82,7 @@ def within(z: Tensor, start: Tensor, trust: float | Tensor) -> tuple[Tensor, Ten
 
 
 def mean_norm(z: Tensor) -> Tensor:
-    """The unit of a trust."""
+    """The mean length of the rows of z: the unit in which a method's `trust` is given."""
     return z.flatten(1).float().norm(dim=1).mean()
 
 

@@ -1,5 +1,6 @@
-"""Where chains start. What a chain begins with decides what it teaches (docs: chains from noise are told apart at once
-and change nothing on CIFAR-100; chains from the batch's features or from mixtures of two classes calibrate):
+"""Where chains start. What a chain begins with decides what it teaches. On CIFAR-100 chains from noise are told
+apart at once and change nothing; chains from the batch's features or from mixtures of two classes calibrate
+(docs/choosing.md):
 
     noise      U(-width, width) in every coordinate
     buffer     slots of a replay buffer that keeps the ends of earlier chains; a drawn slot is re-started from noise
