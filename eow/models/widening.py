@@ -16,6 +16,7 @@ from eow.models.tracing import Detached, Traced
 
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
 UNIT = 300.0  # the mean squared norm of the features in the units that the square of the unknown is trained in
+PEAKED = 16.0  # how many times the squared norm of z² may be what it is where all features are equally large
 SOFTMAXES = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "Softmax", "LogSoftmax", "Sigmoid",
              "LogSigmoid", "Softmin", "Softmax2d")  # fmt: skip
 
@@ -49,7 +50,11 @@ class WidenedLinear(nn.Linear):
 class WidenedOpenLinear(OpenLinear):
     """A widened layer whose unknown is quadratic. Whose features they are nobody knows: they may be of any size, and a
     step of the optimiser would move v·z² by as much. So z is taken in units in which its squared norm has a mean of 300
-    (records/2026-11-15_upgrade); `measure` finds them when training begins, and v is 0 until then."""
+    (records/2026-11-15_upgrade); `measure` finds them when training begins, and v is 0 until then.
+
+    The units are for Adam, whose steps are of one length whatever the gradient. In them |z²|² is 300² / D and more, for
+    D features, where |z|² is 300: by gradient descent v would run away in a narrow network, so its gradient is scaled
+    down by that much, PEAKED included. To Adam it is the same."""
 
     unit: Tensor
 
@@ -57,6 +62,11 @@ class WidenedOpenLinear(OpenLinear):
         super().__init__(WidenedLinear(old), convex=convex)
         self.register_buffer("unit", torch.ones((), dtype=old.weight.dtype, device=old.weight.device))
         self.training = old.training
+
+    def coefficients(self) -> Tensor:
+        v = super().coefficients()
+        share = min(1.0, self.in_features / (PEAKED * UNIT))
+        return v.detach() + share * (v - v.detach())
 
     def curvature(self) -> Tensor:
         return self.coefficients() * self.unit**2
