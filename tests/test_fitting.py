@@ -888,6 +888,18 @@ def test_what_fails_before_the_first_step_is_a_sentence() -> None:
         fit(model, blobs(), epochs=1)
 
 
+class Asserts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] < 10, "at most nine columns"
+        return x[:, :4]
+
+
+def test_what_a_forward_asserts_is_a_sentence() -> None:
+    model = upgrade((Asserts(), nn.Linear(4, 3)), example=torch.randn(3, 4))
+    with pytest.raises(EowError, match=r"cannot take inputs of shape \(2, 10\) \(at most nine columns\)"):
+        predict(model, torch.randn(2, 10))
+
+
 def test_what_a_forward_cannot_take_is_a_sentence() -> None:
     x, y = texts()
     for wrong in (x + 5, x.float(), x[:, :, None].expand(-1, -1, 2)):
