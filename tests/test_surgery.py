@@ -2042,3 +2042,65 @@ def test_a_quantized_head_is_told_that_it_cannot_be_trained() -> None:
 def test_an_example_without_values_is_refused() -> None:
     with pytest.raises(EowError, match="the example lies on the device meta"):
         upgrade(nn.Linear(6, 3), example=torch.randn(5, 6, device="meta"))
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_are_told_since_no_copy_has_them(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    for where, path, copied in ((0, "0.weight", True), (1, "1.weight", True), (1, "1.weight", False)):
+        handle = getattr(model[where].weight, kind)(lambda each: None)
+        with pytest.raises(EowError, match=f"{path} has a hook on its gradient, which would be lost: remove it"):
+            upgrade(model, copy=copied)
+        handle.remove()
+    masked = []
+    model[0].weight.register_hook(masked.append)
+    x = torch.randn(5, 6)
+    upgrade(model, copy=False)(x).sum().backward()  # there it is the parameter itself
+    assert len(masked) == 1
+
+
+class Auxiliary(nn.Module):
+    """A second head in training, as Inception has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.aux, self.fc = nn.Linear(6, 4), nn.Linear(4, 3), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        h = self.body(x)
+        return (self.fc(h), self.aux(h)) if self.training else self.fc(h)
+
+
+def test_an_encoder_that_returns_more_in_training_is_told() -> None:
+    with pytest.raises(EowError, match="encoder returns a tuple for 3 inputs in training: let it return one"):
+        upgrade((Auxiliary().eval(), nn.Linear(4, 3)))
+
+
+def test_a_cut_that_is_no_name_is_told_the_names() -> None:
+    with pytest.raises(EowError, match=r"there is no cut \['0'\]: choose one of input, 0, penultimate"):
+        upgrade(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)), cut=["0"])  # type: ignore[arg-type]
+
+
+class OverTime(nn.Module):
+    """A loop over as many steps as the input has: nothing that torch.fx could trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.dropout, self.fc = nn.GRUCell(4, 8), nn.Dropout(0.3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 8)
+        for step in range(x.shape[1]):
+            h = self.cell(x[:, step], h)
+        return self.fc(self.dropout(h))
+
+
+def test_the_remedy_that_a_refusal_names_is_one() -> None:
+    x, model = torch.randn(5, 6, 4), OverTime().eval()
+    with pytest.raises(EowError, match=r"the last layer for tail and the model with nn.Identity\(\) in its place"):
+        upgrade(model, example=x)
+    before, tail = model(x), model.fc
+    model.fc = nn.Identity()  # type: ignore[assignment]
+    upgraded = upgrade((model, tail), example=x)
+    assert torch.equal(upgraded(x)[:, :-1], before)
+    assert upgraded.encoder.dropout.p == 0.3

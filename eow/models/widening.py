@@ -11,7 +11,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from eow.errors import EowError
 from eow.models.layers import FARTHEST, UNKNOWNS, OpenLinear, check_choice
-from eow.models.refusing import HOOKS, PAIR
+from eow.models.refusing import HOOKS, PAIR, refuse_gradient_hooks
 from eow.models.tracing import Detached, Traced
 
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
@@ -126,6 +126,7 @@ def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) ->
             f"{path} has a hook, which would be lost when it is widened: remove it first"
             + "".join(f" with {remover}" for kind, remover in WEIGHT_HOOKS.items() if has_hook(head, kind))
         )
+    refuse_gradient_hooks(head, path)
     own = {id(parameter) for parameter in head.parameters()}
     for name, module in model.named_modules():
         if module is not head and any(id(each) in own for each in module.parameters(recurse=False)):
