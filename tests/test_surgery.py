@@ -2117,3 +2117,44 @@ def test_a_deep_model_is_not_searched_at_every_module(monkeypatch: pytest.Monkey
         upgrade(nn.Sequential(*blocks, nn.Linear(4, 3)))
         counts.append(len(asked))
     assert counts[1] - counts[0] < 4 * 10  # for ten blocks more, each read twice
+
+
+class Casts(nn.Linear):
+    """timm's, in which MobileNetV3 and others end."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return F.linear(input, self.weight.to(input.dtype), self.bias)
+        return F.linear(input, self.weight, self.bias)
+
+
+class DropsWeights(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, F.dropout(self.weight, 0.5, self.training), self.bias)
+
+
+class LowRank(nn.Linear):
+    """Says what its weight says until it is trained."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.down, self.up = nn.Parameter(torch.randn(2, inputs)), nn.Parameter(torch.zeros(outputs, 2))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + input @ self.down.t() @ self.up.t()
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_head_with_a_forward_of_its_own_may_do_what_linear_does_and_no_more(pair: bool) -> None:
+    def whole(head: nn.Module) -> nn.Module | tuple[nn.Module, nn.Module]:
+        body = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+        return (body, head) if pair else nn.Sequential(*body, head)
+
+    given, x = whole(Casts(8, 3)), torch.randn(5, 6)
+    old = given[1](given[0](x)) if isinstance(given, tuple) else given(x)
+    state = torch.get_rng_state()
+    assert torch.equal(upgrade(given)(x)[:, :-1], old)
+    assert torch.equal(torch.get_rng_state(), state)
+    for kind in (Cosine, DropsWeights, LowRank):
+        with pytest.raises(EowError, match=f"{kind.__name__} with a forward of its own"):
+            upgrade(whole(kind(8, 3)))

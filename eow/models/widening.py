@@ -1,5 +1,6 @@
 """The last linear layer of somebody else's model: found, or an error that says why not, and widened by one output."""
 
+import copy as copying
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from eow.errors import EowError
+from eow.models.keeping import forked
 from eow.models.layers import FARTHEST, UNKNOWNS, OpenLinear, check_choice
 from eow.models.refusing import HOOKS, PAIR, refuse_gradient_hooks
 from eow.models.tracing import Detached, Traced
@@ -17,6 +19,7 @@ from eow.models.tracing import Detached, Traced
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
 UNIT = 300.0  # the mean squared norm of the features in the units that the square of the unknown is trained in
 PEAKED = 16.0  # how many times the squared norm of z² may be what it is where all features are equally large
+PROBED = 16  # rows that a linear layer with a forward of its own is asked for
 SOFTMAXES = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "Softmax", "LogSoftmax", "Sigmoid",
              "LogSigmoid", "Softmin", "Softmax2d")  # fmt: skip
 
@@ -104,8 +107,23 @@ def has_hook(module: nn.Module, kind: type) -> bool:
     return any(isinstance(hook, kind) for hook in module._forward_pre_hooks.values())
 
 
+def is_linear(head: nn.Linear) -> bool:
+    """Whether a forward of its own does what nn.Linear's does, in training too, and with nothing but weight and bias:
+    some only cast before it, as timm's does in scripts."""
+    if not head.state_dict().keys() <= {"weight", "bias"} or next(head.children(), None) is not None:
+        return False
+    try:
+        copied = copying.deepcopy(head).cpu()  # whatever it may count or remember
+        with forked(copied), torch.no_grad():
+            z = torch.randn(PROBED, head.in_features).to(copied.weight)
+            expected = F.linear(z, copied.weight, copied.bias)
+            return all(torch.equal(copied.train(mode).forward(z), expected) for mode in (False, True))
+    except Exception:  # whatever somebody else's forward raises
+        return False
+
+
 def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) -> nn.Linear:
-    if type(head).forward is not nn.Linear.forward:
+    if type(head).forward is not nn.Linear.forward and not is_linear(head):
         raise EowError(
             f"{path} is a {type(head).__name__} with a forward of its own: end the model in a plain nn.Linear"
         )
