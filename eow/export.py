@@ -14,7 +14,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -205,11 +205,11 @@ def difference(found: Answers, wanted: Answers, threshold: float | None, path: P
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """torch's exporter logs and warns of what no user can change."""
+    """torch's exporter logs and warns of what no user can change, and prints the graph that it could not finish."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), torch.no_grad():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -253,11 +253,12 @@ def write_onnx(graph: nn.Module, card: Card, path: Path) -> tuple[bytes, Callabl
     size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
     if size > LARGEST:
         raise EowError(f"{size / 2**30:.1f} GiB of weights are more than an .onnx file can hold: use the format torch")
+    with quiet():
+        program = traced(graph, card)  # what fails here fails in the other format too
     try:
         with quiet():
-            program = traced(graph, card).run_decompositions(DECOMPOSITIONS)
             exported: Any = torch.onnx.export(
-                program,
+                program.run_decompositions(DECOMPOSITIONS),
                 dynamo=True,
                 verbose=False,
                 opset_version=OPSET,

@@ -86,7 +86,7 @@ def as_sentence(cannot: Callable[[str], str]) -> Iterator[None]:
         yield
     except (EowError, torch.OutOfMemoryError):
         raise
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+    except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError) as error:
         raise EowError(f"the model cannot {cannot(first_line(error))}") from error
 
 

@@ -888,6 +888,18 @@ def test_what_fails_before_the_first_step_is_a_sentence() -> None:
         fit(model, blobs(), epochs=1)
 
 
+class Asserts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] < 10, "at most nine columns"
+        return x[:, :4]
+
+
+def test_what_a_forward_asserts_is_a_sentence() -> None:
+    model = upgrade((Asserts(), nn.Linear(4, 3)), example=torch.randn(3, 4))
+    with pytest.raises(EowError, match=r"cannot take inputs of shape \(2, 10\) \(at most nine columns\)"):
+        predict(model, torch.randn(2, 10))
+
+
 def test_what_a_forward_cannot_take_is_a_sentence() -> None:
     x, y = texts()
     for wrong in (x + 5, x.float(), x[:, :, None].expand(-1, -1, 2)):
@@ -1208,3 +1220,32 @@ def test_sparse_gradients_are_told_how_to_go(optimizer: str) -> None:
     fit(model, (x, y), epochs=1, optimizer=optimizer)
     frozen = nn.Sequential(nn.EmbeddingBag(9, 8, sparse=True).requires_grad_(False), nn.Linear(8, 3))
     fit(upgrade(frozen, example=x), (x, y), epochs=1, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("lr", [0.01, 0.1])
+def test_gradient_descent_does_not_run_away_with_the_square(lr: float) -> None:
+    torch.manual_seed(0)
+    centres = 2 * torch.randn(3, 10)
+    y = torch.arange(192) % 3
+    x = centres[y] + 0.5 * torch.randn(192, 10)
+    net = nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    sgd = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(50):
+        sgd.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        sgd.step()
+    model = upgrade(net)
+    loss = OpenWorldLoss(model.train())
+    optimizer = torch.optim.SGD(loss.parameters(), lr, momentum=0.9)
+    said = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        said.append(loss(x, y))
+        said[-1].backward()
+        optimizer.step()
+    assert max(said) < 1.5 * said[0]
+    assert said[-1] < said[0]
+    known, strange = (predict(model, each) for each in (x, 20 * torch.randn(192, 10)))
+    assert (known.label == y).all()
+    assert strange.unknown.mean() > 5 * known.unknown.mean()
+    assert model.head.square.abs().max() > 1e-3  # it learns

@@ -2042,3 +2042,119 @@ def test_a_quantized_head_is_told_that_it_cannot_be_trained() -> None:
 def test_an_example_without_values_is_refused() -> None:
     with pytest.raises(EowError, match="the example lies on the device meta"):
         upgrade(nn.Linear(6, 3), example=torch.randn(5, 6, device="meta"))
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_are_told_since_no_copy_has_them(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    for where, path, copied in ((0, "0.weight", True), (1, "1.weight", True), (1, "1.weight", False)):
+        handle = getattr(model[where].weight, kind)(lambda each: None)
+        with pytest.raises(EowError, match=f"{path} has a hook on its gradient, which would be lost: remove it"):
+            upgrade(model, copy=copied)
+        handle.remove()
+    masked = []
+    model[0].weight.register_hook(masked.append)
+    x = torch.randn(5, 6)
+    upgrade(model, copy=False)(x).sum().backward()  # there it is the parameter itself
+    assert len(masked) == 1
+
+
+class Auxiliary(nn.Module):
+    """A second head in training, as Inception has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.aux, self.fc = nn.Linear(6, 4), nn.Linear(4, 3), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        h = self.body(x)
+        return (self.fc(h), self.aux(h)) if self.training else self.fc(h)
+
+
+def test_an_encoder_that_returns_more_in_training_is_told() -> None:
+    with pytest.raises(EowError, match="encoder returns a tuple for 3 inputs in training: let it return one"):
+        upgrade((Auxiliary().eval(), nn.Linear(4, 3)))
+
+
+def test_a_cut_that_is_no_name_is_told_the_names() -> None:
+    with pytest.raises(EowError, match=r"there is no cut \['0'\]: choose one of input, 0, penultimate"):
+        upgrade(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)), cut=["0"])  # type: ignore[arg-type]
+
+
+class OverTime(nn.Module):
+    """A loop over as many steps as the input has: nothing that torch.fx could trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.dropout, self.fc = nn.GRUCell(4, 8), nn.Dropout(0.3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 8)
+        for step in range(x.shape[1]):
+            h = self.cell(x[:, step], h)
+        return self.fc(self.dropout(h))
+
+
+def test_the_remedy_that_a_refusal_names_is_one() -> None:
+    x, model = torch.randn(5, 6, 4), OverTime().eval()
+    with pytest.raises(EowError, match=r"the last layer for tail and the model with nn.Identity\(\) in its place"):
+        upgrade(model, example=x)
+    before, tail = model(x), model.fc
+    model.fc = nn.Identity()  # type: ignore[assignment]
+    upgraded = upgrade((model, tail), example=x)
+    assert torch.equal(upgraded(x)[:, :-1], before)
+    assert upgraded.encoder.dropout.p == 0.3
+
+
+def test_a_deep_model_is_not_searched_at_every_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading an EfficientNet of timm's took a minute, most of it in lists of all its parameters."""
+    usual, asked = nn.Module.named_parameters, []
+    monkeypatch.setattr(nn.Module, "named_parameters", lambda *a, **k: asked.append(1) or usual(*a, **k))
+    counts = []
+    for depth in (2, 12):
+        asked.clear()
+        blocks = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(depth)]
+        upgrade(nn.Sequential(*blocks, nn.Linear(4, 3)))
+        counts.append(len(asked))
+    assert counts[1] - counts[0] < 4 * 10  # for ten blocks more, each read twice
+
+
+class Casts(nn.Linear):
+    """timm's, in which MobileNetV3 and others end."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return F.linear(input, self.weight.to(input.dtype), self.bias)
+        return F.linear(input, self.weight, self.bias)
+
+
+class DropsWeights(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, F.dropout(self.weight, 0.5, self.training), self.bias)
+
+
+class LowRank(nn.Linear):
+    """Says what its weight says until it is trained."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.down, self.up = nn.Parameter(torch.randn(2, inputs)), nn.Parameter(torch.zeros(outputs, 2))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + input @ self.down.t() @ self.up.t()
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_head_with_a_forward_of_its_own_may_do_what_linear_does_and_no_more(pair: bool) -> None:
+    def whole(head: nn.Module) -> nn.Module | tuple[nn.Module, nn.Module]:
+        body = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+        return (body, head) if pair else nn.Sequential(*body, head)
+
+    given, x = whole(Casts(8, 3)), torch.randn(5, 6)
+    old = given[1](given[0](x)) if isinstance(given, tuple) else given(x)
+    state = torch.get_rng_state()
+    assert torch.equal(upgrade(given)(x)[:, :-1], old)
+    assert torch.equal(torch.get_rng_state(), state)
+    for kind in (Cosine, DropsWeights, LowRank):
+        with pytest.raises(EowError, match=f"{kind.__name__} with a forward of its own"):
+            upgrade(whole(kind(8, 3)))

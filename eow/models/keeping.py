@@ -230,10 +230,15 @@ def undisturbed() -> Iterator[None]:
         yield
 
 
-def state_of(model: nn.Module) -> list[tuple[int, int]]:
-    """Which parameters and buffers a model has, and how often each has been changed in place."""
+def stores_of(model: nn.Module) -> list[dict[str, Any]]:
+    """Where a model keeps its parameters and buffers."""
+    return [store for module in model.modules() for store in (module._parameters, module._buffers)]
+
+
+def state_of(stores: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Which parameters and buffers there are, and how often each has been changed in place."""
     with torch._C.DisableTorchFunction():  # no mode has to hear of so many questions
-        return [(id(each), version(each)) for each in (*model.parameters(), *model.buffers())]
+        return [(id(each), version(each)) for store in stores for each in store.values() if each is not None]
 
 
 def version(tensor: Tensor) -> int:
@@ -243,12 +248,9 @@ def version(tensor: Tensor) -> int:
 @contextmanager
 def kept(model: nn.Module) -> Iterator[None]:
     """Parameters and buffers afterwards as they were before: a forward that is read is run, but for its layers."""
-    stores: list[dict[str, Any]] = [
-        store for module in model.modules() for store in (module._parameters, module._buffers)
-    ]
     found = [
         (store, name, each, version(each), each.detach().clone())
-        for store in stores
+        for store in stores_of(model)
         for name, each in store.items()
         if each is not None
     ]

@@ -9,7 +9,10 @@ from torch import fx, nn
 
 from eow.errors import EowError
 
-PAIR = "or pass the two parts yourself: eow.upgrade((encoder, tail)), tail(encoder(x)) being the logits"
+PAIR = (
+    "or pass the two parts yourself: eow.upgrade((encoder, tail)), tail(encoder(x)) being the logits, such as the last "
+    "layer for tail and the model with nn.Identity() in its place for encoder"
+)
 USUAL = fx.Tracer()
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -36,6 +39,16 @@ def refuse_hooks(model: nn.Module) -> None:
             raise EowError(
                 f"{path or 'the model'} has a hook, which would be lost when the model is cut: remove it first and "
                 "register it again on the upgraded model"
+            )
+
+
+def refuse_gradient_hooks(model: nn.Module, prefix: str = "") -> None:
+    """A copy of a parameter, or a wider one, has none of its hooks, which may mask its gradient or collect it."""
+    for path, parameter in model.named_parameters(prefix):
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise EowError(
+                f"{path} has a hook on its gradient, which would be lost: remove it first and register it again on the "
+                "upgraded model"
             )
 
 

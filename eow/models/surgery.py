@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from eow.errors import EowError
-from eow.models.comparing import changed_in_training, compare, other_in_training, same
+from eow.models.comparing import changed_in_training, compare, other_in_training, said_in_training, same
 from eow.models.cutting import PENULTIMATE, Part, Recorder, Seen, one_name_each, possible_cuts, refuse_names, split
 from eow.models.keeping import about_a_tensor
 from eow.models.probing import SMALL, at_rest, described, evaluated, probe
-from eow.models.refusing import PAIR, asking_for_tensors, refuse_closures
+from eow.models.refusing import PAIR, asking_for_tensors, refuse_closures, refuse_gradient_hooks
 from eow.models.split import SplitModel, unwrapped
 from eow.models.tracing import ROOT, Traced, trace
 from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, refuse_quantized, widened
@@ -102,6 +102,7 @@ def upgrade(
     original = whole = given(model)
     if copy:
         refuse_closures(original)
+        refuse_gradient_hooks(original)
         try:
             whole = copying.deepcopy(original)
         except (RuntimeError, TypeError) as error:
@@ -130,8 +131,8 @@ def upgraded_whole(
     seen = look(graph_module, x[:SMALL]), look(graph_module, x)
     cuts = possible_cuts(traced, node, seen)
     wanted = PENULTIMATE if cut is None else cut
-    if wanted not in cuts:
-        raise EowError(no_cut(wanted, cuts, wanted in dict(whole.named_modules())))
+    if wanted not in [*cuts]:
+        raise EowError(no_cut(wanted, cuts, wanted in [path for path, _ in whole.named_modules()]))
     old = evaluated(whole, x)
     wide = traced.parts[str(node.target)] = widened(head, unknown)
     for name, each in wide.named_parameters():  # which a forward may ask for its type or device
@@ -231,11 +232,12 @@ def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, examp
     if any(module is head for module in parts.encoder.modules()):
         raise EowError("encoder and tail share the last linear layer: give the logits a layer of their own")
     latent = evaluated(parts.encoder, x)
-    if not isinstance(latent, Tensor) or not latent.is_floating_point() or len(latent) != len(x):
-        raise EowError(
-            f"the encoder returns {described(latent)} for {len(x)} inputs: let it return one floating-point tensor "
-            "with a row for each, for example the pooled output"
-        )
+    for each, when in ((latent, ""), (said_in_training(parts.encoder, x, latent), " in training")):
+        if not isinstance(each, Tensor) or not each.is_floating_point() or len(each) != len(x):
+            raise EowError(
+                f"the encoder returns {described(each)} for {len(x)} inputs{when}: let it return one floating-point "
+                "tensor with a row for each, for example the pooled output"
+            )
     old, wide = evaluated(parts, x), widened(head, unknown)
     tail: nn.Module = wide
     if path:

@@ -29,6 +29,7 @@ from eow.models.keeping import (
     refuse_functions,
     refuse_in_place,
     state_of,
+    stores_of,
     undisturbed,
 )
 from eow.models.refusing import PAIR, refuse_arguments, refuse_hooks, taken_whole, with_modes_of_their_own
@@ -87,6 +88,7 @@ class ModuleTracer(fx.Tracer):
         self.baked: set[tuple[str, str]] = set()
         self.derived: Derived | None = None
         self.generators: list[Any] = []  # the network's own
+        self.stores: list[dict[str, Any]] = []  # of its parameters and buffers: looked up once, since asked so often
         self.thread = threading.get_ident()  # torch.fx hears of the modules of all threads
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -112,12 +114,12 @@ class ModuleTracer(fx.Tracer):
     def read(self, path: str, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """What a module returns whose forward becomes part of the graph."""
         self.within.append(path)
-        before, state = generators(self.generators), state_of(self.root)
+        before, state = generators(self.generators), state_of(self.stores)
         try:
             returned = super().call_module(m, forward, args, kwargs)
             if generators(self.generators) != before:
                 raise Drawn("draws random numbers in Python, and a graph keeps them as they fell this once")
-            if state_of(self.root) != state:
+            if state_of(self.stores) != state:
                 raise Lost("changes a parameter or a buffer, and a graph does not keep that")
         except Exception:
             if self.culprit is None:
@@ -162,7 +164,7 @@ def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
         readings = []
         for training in (False, True):
             tracer, root = ModuleTracer(closed), Whole(model)
-            tracer.derived, tracer.generators = Derived(root), own_generators(model)
+            tracer.derived, tracer.generators, tracer.stores = Derived(root), own_generators(model), stores_of(model)
             try:
                 with in_mode(model, training), kept(model), forked(model), undisturbed(), tracer.derived:
                     readings.append((tracer, tracer.trace(root), root))

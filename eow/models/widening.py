@@ -1,5 +1,6 @@
 """The last linear layer of somebody else's model: found, or an error that says why not, and widened by one output."""
 
+import copy as copying
 from typing import Any
 
 import torch
@@ -10,12 +11,15 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from eow.errors import EowError
+from eow.models.generators import forked
 from eow.models.layers import FARTHEST, UNKNOWNS, OpenLinear, check_choice
-from eow.models.refusing import HOOKS, PAIR
+from eow.models.refusing import HOOKS, PAIR, refuse_gradient_hooks
 from eow.models.tracing import Detached, Traced
 
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
 UNIT = 300.0  # the mean squared norm of the features in the units that the square of the unknown is trained in
+PEAKED = 16.0  # how many times the squared norm of z² may be what it is where all features are equally large
+PROBED = 16  # rows that a linear layer with a forward of its own is asked for
 SOFTMAXES = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "Softmax", "LogSoftmax", "Sigmoid",
              "LogSigmoid", "Softmin", "Softmax2d")  # fmt: skip
 
@@ -49,7 +53,11 @@ class WidenedLinear(nn.Linear):
 class WidenedOpenLinear(OpenLinear):
     """A widened layer whose unknown is quadratic. Whose features they are nobody knows: they may be of any size, and a
     step of the optimiser would move v·z² by as much. So z is taken in units in which its squared norm has a mean of 300
-    (records/2026-11-15_upgrade); `measure` finds them when training begins, and v is 0 until then."""
+    (records/2026-11-15_upgrade); `measure` finds them when training begins, and v is 0 until then.
+
+    The units are for Adam, whose steps are of one length whatever the gradient. In them |z²|² is 300² / D and more, for
+    D features, where |z|² is 300: by gradient descent v would run away in a narrow network, so its gradient is scaled
+    down by that much, PEAKED included. To Adam it is the same."""
 
     unit: Tensor
 
@@ -57,6 +65,11 @@ class WidenedOpenLinear(OpenLinear):
         super().__init__(WidenedLinear(old), convex=convex)
         self.register_buffer("unit", torch.ones((), dtype=old.weight.dtype, device=old.weight.device))
         self.training = old.training
+
+    def coefficients(self) -> Tensor:
+        v = super().coefficients()
+        share = min(1.0, self.in_features / (PEAKED * UNIT))
+        return v.detach() + share * (v - v.detach())
 
     def curvature(self) -> Tensor:
         return self.coefficients() * self.unit**2
@@ -94,8 +107,23 @@ def has_hook(module: nn.Module, kind: type) -> bool:
     return any(isinstance(hook, kind) for hook in module._forward_pre_hooks.values())
 
 
+def is_linear(head: nn.Linear) -> bool:
+    """Whether a forward of its own does what nn.Linear's does, in training too, and with nothing but weight and bias:
+    some only cast before it, as timm's does in scripts."""
+    if not head.state_dict().keys() <= {"weight", "bias"} or next(head.children(), None) is not None:
+        return False
+    try:
+        copied = copying.deepcopy(head).cpu()  # whatever it may count or remember
+        with forked(copied), torch.no_grad():
+            z = torch.randn(PROBED, head.in_features).to(copied.weight)
+            expected = F.linear(z, copied.weight, copied.bias)
+            return all(torch.equal(copied.train(mode).forward(z), expected) for mode in (False, True))
+    except Exception:  # whatever somebody else's forward raises
+        return False
+
+
 def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) -> nn.Linear:
-    if type(head).forward is not nn.Linear.forward:
+    if type(head).forward is not nn.Linear.forward and not is_linear(head):
         raise EowError(
             f"{path} is a {type(head).__name__} with a forward of its own: end the model in a plain nn.Linear"
         )
@@ -116,6 +144,7 @@ def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) ->
             f"{path} has a hook, which would be lost when it is widened: remove it first"
             + "".join(f" with {remover}" for kind, remover in WEIGHT_HOOKS.items() if has_hook(head, kind))
         )
+    refuse_gradient_hooks(head, path)
     own = {id(parameter) for parameter in head.parameters()}
     for name, module in model.named_modules():
         if module is not head and any(id(each) in own for each in module.parameters(recurse=False)):
