@@ -21,6 +21,7 @@ from eow.evaluate import KNOWN
 from eow.methods import Method, method_named
 from eow.models import SplitModel
 from eow.models import build as build_model
+from eow.models.split import only_counted
 from eow.plain import first_line
 from eow.seeds import own_randomness
 from eow.switches import float32_default
@@ -99,7 +100,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     try:
         config = configs.from_table(card["config"])
         classes, in_shape, transform = described_in(card)
-        with torch.device("meta"):  # no file may ask for a larger network than it brings
+        with only_counted():  # no file may ask for a larger network than it brings
             wanted = make_method(config, len(classes), in_shape)
         if any(key not in state or state[key].shape != each.shape for key, each in wanted.named_parameters()):
             raise ValueError("other parameters than its settings want")

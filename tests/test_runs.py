@@ -22,6 +22,8 @@ from eow.data import load
 from eow.data.loader import on_device
 from eow.errors import EowError
 from eow.export import export
+from eow.methods import METHODS
+from eow.models.split import only_counted
 from eow.switches import float32_default
 
 FAST = {
@@ -617,6 +619,35 @@ def test_a_card_that_cannot_be_is_refused(finished: Path, tmp_path: Path, wrong:
     storage.write_tensors(tmp_path / "weights.safetensors", state, {**card, **WRONG_CARDS[wrong]})
     with pytest.raises(EowError, match="do not fit what they say they are"):
         runs.load(tmp_path)
+
+
+def test_a_network_larger_than_its_file_is_not_made(finished: Path, tmp_path: Path) -> None:
+    state, card = storage.read_tensors(finished / "weights.safetensors")
+    huge = {**card["config"], "model": {**card["config"]["model"], "hidden": [1_000_000, 1_000_000]}}  # 4 TB
+    storage.write_tensors(tmp_path / "weights.safetensors", state, {**card, "config": huge})
+    with pytest.raises(EowError, match="other parameters than its settings want"):
+        runs.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_asked_of_a_file_is_what_the_method_has(name: str) -> None:
+    """`load` counts its weights where no network is run."""
+    wanted = resolve({"method": {"name": name}, "model": {"name": "resnet18", "norm": "none"}})
+    with only_counted():
+        counted = runs.make_method(wanted, 4, (3, 32, 32))
+    made = runs.make_method(wanted, 4, (3, 32, 32))
+    described = [
+        {key: (each.shape, each.dtype) for key, each in method.named_parameters()} for method in (counted, made)
+    ]
+    assert described[0] == described[1]
+    types = [{key: each.dtype for key, each in method.state_dict().items()} for method in (counted, made)]
+    assert types[0] == types[1]
+
+
+def test_a_run_is_opened_without_torchs_compiler(finished: Path) -> None:
+    """Its imports take as long as torch's own."""
+    code = "import sys; from eow.runs import load; load(sys.argv[1]); sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, str(finished)], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.float64, torch.bfloat16])

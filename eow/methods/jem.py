@@ -83,7 +83,7 @@ class PixelGaussians(nn.Module):
         # float64, because a training adds up millions of squares.
         self.register_buffer("counts", torch.zeros(classes, dtype=torch.float64), persistent=False)
         self.register_buffer("sums", torch.zeros(classes, prod(shape), dtype=torch.float64), persistent=False)
-        self.register_buffer("squares", torch.zeros_like(self.sums), persistent=False)
+        self.register_buffer("squares", torch.zeros(self.sums.shape, dtype=torch.float64), persistent=False)
 
     def count(self, x: Tensor, y: Tensor) -> None:
         member = one_hot(y, len(self.counts)).double().T

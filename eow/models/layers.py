@@ -127,7 +127,7 @@ class OpenLinear(nn.Linear):
         self.convex = convex
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.square = nn.Parameter(torch.zeros_like(linear.weight[0]))
+        self.square = nn.Parameter(linear.weight.new_zeros(linear.in_features))
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.float16 not in (input.dtype, computed_in(input)):
@@ -211,11 +211,12 @@ def he_init(stages: Stages, activation: str, norm: str) -> None:
     """He et al. 2015 for every convolution. Linear and norm layers keep torch's own initialisation.
 
     With norm the variance is kept backwards (fan out), as the reference ResNets do. Without it nothing repairs the size
-    of the activations on the way forwards, so there it is the forward variance that is kept (fan in).
+    of the activations on the way forwards, so there it is the forward variance that is kept (fan in). On the device
+    meta there is nothing to keep, and torch takes a second of imports to find that out.
     """
     mode: Literal["fan_in", "fan_out"] = "fan_out" if norm == "batch" else "fan_in"
     for module in (module for stage in stages.values() for module in stage.modules()):
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, a=SLOPES[activation], mode=mode)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -230,4 +231,5 @@ def scale_residuals(last_convs: Sequence[nn.Conv2d]) -> None:
     """
     with torch.no_grad():
         for layer in last_convs:
-            layer.weight.div_(len(last_convs) ** 0.5)
+            if not layer.weight.is_meta:
+                layer.weight.div_(len(last_convs) ** 0.5)

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -100,8 +101,10 @@ class SplitModel(nn.Module):
         """The shape of one latent at the cut, without the batch, for one input of shape `in_shape`.
 
         Found by a dry run, which leaves running statistics, modes and random generators alone: on one input of zeros,
-        or inside `shown` on a real one.
+        or inside `shown` on a real one. Inside `only_counted` there is no run, and one feature stands for all.
         """
+        if COUNTED.get():
+            return (1,)
         tensors = [*self.encoder.parameters(), *self.encoder.buffers()]
         device = tensors[0].device if tensors else torch.device("cpu")
         dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
@@ -145,6 +148,21 @@ class SplitModel(nn.Module):
 
     def _stages(self) -> OrderedDict[str, nn.Module]:
         return OrderedDict([*self.encoder.named_children(), *self.tail.named_children()])
+
+
+COUNTED = ContextVar("counted", default=False)
+
+
+@contextmanager
+def only_counted() -> Iterator[None]:
+    """On the device meta inside: networks are made for the shapes of their weights, and none is run. The first run
+    there costs a second, as torch imports its compiler for it."""
+    token = COUNTED.set(True)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        COUNTED.reset(token)
 
 
 def unwrapped(model: object) -> object:
