@@ -51,6 +51,7 @@ from eow.rehearsal import Rehearsal, fit_head, rehearse
 from eow.rows import FARTHEST, fence_around, in_parts, rows_to_fence, scaler_of, standardised, table_of
 from eow.rowtraining import trained, training_alone, validation_split
 from eow.seeds import derive
+from eow.threads import one_thread
 from eow.typed import as_python, check_range, convert
 
 KINDS: dict[str, Any] = {
@@ -254,7 +255,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
     def logits_of(self, checked: np.ndarray, *, fenced: bool = True) -> np.ndarray:
         """(N, K+1), in double precision; the fence is in the last."""
         parts = []
-        with torch.no_grad():
+        with torch.no_grad(), one_thread():
             for rows in in_parts(checked):
                 z = torch.from_numpy(standardised(self.scaler_, rows))
                 logits = self.model_(z.clamp(-FARTHEST, FARTHEST))

@@ -29,7 +29,7 @@ FARTHEST = 5.0  # deviations that the network is shown
 OUTERMOST = 1e4  # deviations that the fence is shown: enough to see one column among millions; float32 has the squares
 RANK, FOLDS = 10, 5  # of the fence
 FINEST = 1e-150  # the square of less is no normal number
-AT_ONCE = 2**19  # numbers of a table, for predictions; no more than 2**14 rows
+AT_ONCE = 2**19  # numbers of a table, for predictions; no more than 2**11 rows, whose hidden units count too
 OF_EACH = 100  # rows of every class that the fence of a large table is drawn around
 
 
@@ -62,7 +62,7 @@ def table_of(scaler: StandardScaler, X: np.ndarray, labels: np.ndarray, classes:
 
 def in_parts(rows: np.ndarray) -> list[np.ndarray]:
     """As many rows at a time as a processor keeps at hand."""
-    step = min(2**14, max(2**8, AT_ONCE // rows.shape[1]))
+    step = min(2**11, max(2**8, AT_ONCE // rows.shape[1]))
     return np.split(rows, range(step, len(rows), step))
 
 

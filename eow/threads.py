@@ -1,6 +1,7 @@
 """How many of torch's threads a piece of work gets, and what becomes of threads where a process forks."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,13 +16,29 @@ def in_forked_child(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+LOCK = threading.Lock()
+INSIDE: list[int] = []  # how many threads each of the blocks below came with
+
+
+@in_forked_child
+def nobody_waits() -> None:
+    """In a forked process: whoever held the lock was left behind."""
+    global LOCK
+    LOCK = threading.Lock()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """One thread inside: networks of a few hundred units gain nothing from more, threads on a busy machine wait for one
-    another most of the time, and the workers of a parallel search get in each other's way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    another most of the time, and the workers of a parallel search get in each other's way. A thread that asks torch for
+    the first time while another is inside is told 1: it gets what the other one had."""
+    with LOCK:
+        before = max([torch.get_num_threads(), *INSIDE])
+        INSIDE.append(before)
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with LOCK:
+            torch.set_num_threads(before)
+            INSIDE.remove(before)

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -127,6 +129,50 @@ def test_a_class_called_minus_one_forbids_abstaining_with_it() -> None:
     assert -1 in classifier.predict(X)
     with pytest.raises(EowError, match="-1 is one of the classes"):
         classifier.predict_open(X)
+
+
+def test_predictions_take_one_thread_and_give_the_others_back() -> None:
+    classifier, seen = small().fit(X, Y), []
+    classifier.model_.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        classifier.predict_unknown(X)
+        assert seen == [1]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_that_come_while_another_is_inside_leave_as_many_as_there_were() -> None:
+    """In a process of its own: the number is torch's for all threads to come."""
+    code = """if True:
+        import torch
+        from threading import Event, Thread
+        from eow.threads import one_thread
+
+        torch.set_num_threads(3)
+        entered, left = Event(), Event()
+
+        def come_later():
+            with one_thread():
+                entered.set()
+                assert left.wait(60) and torch.get_num_threads() == 1
+            print(torch.get_num_threads())
+
+        other = Thread(target=come_later)
+        with one_thread():
+            other.start()
+            assert entered.wait(60)
+        print(torch.get_num_threads())
+        left.set()
+        other.join()
+        late = Thread(target=lambda: print(torch.get_num_threads()))
+        late.start()
+        late.join()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["3", "3", "3"]
 
 
 def test_a_seed_gives_the_same_bytes_and_leaves_torch_alone() -> None:
