@@ -19,6 +19,7 @@ from eow.metrics.checks import (
     as_table,
     finite,
     over_rows,
+    row_sums,
     same_length,
     within_unit,
 )
@@ -224,7 +225,7 @@ def plogp_sums(probs: np.ndarray) -> np.ndarray:
     logs = np.maximum(probs, TINY)
     np.log(logs, out=logs)
     logs *= probs
-    return logs.sum(1)
+    return row_sums(logs)
 
 
 def energy_and_top(logits: np.ndarray, _: slice) -> tuple[np.ndarray, np.ndarray]:
@@ -232,4 +233,4 @@ def energy_and_top(logits: np.ndarray, _: slice) -> tuple[np.ndarray, np.ndarray
     with np.errstate(invalid="ignore"):  # infinite logits become nan, and `scores` says so
         shifted = logits - top[:, None]
     np.exp(shifted, out=shifted)
-    return top + np.log(shifted.sum(1)), top
+    return top + np.log(row_sums(shifted)), top

@@ -16,6 +16,7 @@ from eow.metrics.checks import (
     finite,
     labels_of,
     over_rows,
+    row_sums,
     same_length,
     sums_within_one,
 )
@@ -52,7 +53,7 @@ def nll(probs: Any, labels: Any) -> float:
     true = labels_of(table, labels)
 
     def of_block(block: np.ndarray, rows: slice) -> tuple[float, float]:
-        return float(block.sum(1).max()), float(np.log(np.clip(_of_labels(block, true[rows]), FLOOR, 1.0)).sum())
+        return float(row_sums(block).max()), float(np.log(np.clip(_of_labels(block, true[rows]), FLOOR, 1.0)).sum())
 
     highest, logs = zip(*over_rows(of_block, table))
     sums_within_one(max(highest), table, "nll_renormalised")
@@ -69,7 +70,7 @@ def nll_renormalised(probs: Any, labels: Any) -> float:
 
     def of_block(block: np.ndarray, rows: slice) -> float:
         likelihood = np.maximum(block, FLOOR)
-        return float((np.log(likelihood.sum(1)) - np.log(_of_labels(likelihood, true[rows]))).sum())
+        return float((np.log(row_sums(likelihood)) - np.log(_of_labels(likelihood, true[rows]))).sum())
 
     return sum(over_rows(of_block, table)) / len(true)
 
@@ -86,7 +87,7 @@ def nll_from_logits(logits: Any, labels: Any) -> float:
     def of_block(block: np.ndarray, rows: slice) -> float:
         above = block - block.max(1, keepdims=True)
         own = _of_labels(above, true[rows])
-        return float((np.log(np.exp(above, out=above).sum(1)) - own).sum())
+        return float((np.log(row_sums(np.exp(above, out=above))) - own).sum())
 
     return sum(over_rows(of_block, table)) / len(true)
 
@@ -101,7 +102,7 @@ def brier(probs: Any, labels: Any) -> float:
     true = labels_of(table, labels)
 
     def of_block(block: np.ndarray, rows: slice) -> tuple[float, float]:
-        total, own = block.sum(1), _of_labels(block, true[rows])
+        total, own = row_sums(block), _of_labels(block, true[rows])
         squares = np.einsum("nk,nk->n", block, block) + (1 - own) ** 2 - own**2 + np.maximum(1 - total, 0.0) ** 2
         return float(total.max()), float(squares.sum())
 
