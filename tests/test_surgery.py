@@ -2097,13 +2097,15 @@ class OverTime(nn.Module):
 
 def test_the_remedy_that_a_refusal_names_is_one() -> None:
     x, model = torch.randn(5, 6, 4), OverTime().eval()
-    with pytest.raises(EowError, match=r"the last layer for tail and the model with nn.Identity\(\) in its place"):
+    with pytest.raises(EowError, match=r"or upgrade it with trace=False, .* or pass the two parts yourself"):
         upgrade(model, example=x)
-    before, tail = model(x), model.fc
-    model.fc = nn.Identity()  # type: ignore[assignment]
-    upgraded = upgrade((model, tail), example=x)
+    before = model(x)
+    upgraded = upgrade(model, example=x, trace=False)
     assert torch.equal(upgraded(x)[:, :-1], before)
     assert upgraded.encoder.dropout.p == 0.3
+    assert (upgraded.cut, upgraded.cuts, upgraded.classes) == ("penultimate", ("penultimate",), 3)
+    longer = torch.randn(2, 9, 4)  # the loop is no graph: other lengths are as good
+    assert torch.equal(upgraded(longer)[:, :-1], model(longer))
 
 
 def test_a_deep_model_is_not_searched_at_every_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,8 @@ from torch import fx, nn
 
 from eow.errors import EowError
 
-PAIR = (
-    "or pass the two parts yourself: eow.upgrade((encoder, tail)), tail(encoder(x)) being the logits, such as the last "
-    "layer for tail and the model with nn.Identity() in its place for encoder"
-)
+PAIR = "or pass the two parts yourself: eow.upgrade((encoder, tail)), tail(encoder(x)) being the logits"
+WHOLE = f"or upgrade it with trace=False, which takes off its last layer and leaves the rest as it is, {PAIR}"
 USUAL = fx.Tracer()
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from eow.errors import EowError
-from eow.models.comparing import changed_in_training, compare, other_in_training, said_in_training, same
+from eow.models.comparing import changed_in_training, compare, other_in_training, said_in_training
 from eow.models.cutting import PENULTIMATE, Part, Recorder, Seen, one_name_each, possible_cuts, refuse_names, split
+from eow.models.headless import last_to_speak, without_head
 from eow.models.keeping import about_a_tensor
 from eow.models.probing import SMALL, at_rest, described, evaluated, probe
-from eow.models.refusing import PAIR, asking_for_tensors, refuse_closures, refuse_gradient_hooks
+from eow.models.refusing import PAIR, WHOLE, asking_for_tensors, refuse_closures, refuse_gradient_hooks
 from eow.models.split import SplitModel, unwrapped
 from eow.models.tracing import ROOT, Traced, trace
 from eow.models.widening import WidenedLinear, WidenedOpenLinear, checked_head, find_head, refuse_quantized, widened
@@ -81,12 +82,15 @@ def upgrade(
     example: Any = None,
     *,
     unknown: str = "quadratic",
+    trace: bool = True,
     copy: bool = True,
 ) -> UpgradedModel:
     """The model with an "unknown" logit, cut in two, ready for `eow.fit`. Its K logits and its predictions are those of
     the model given, which is not touched.
 
-    `model` is anything torch.fx can trace, or a pair (encoder, tail) with tail(encoder(x)) the logits. `cut` names
+    `model` is anything torch.fx can trace, or a pair (encoder, tail) with tail(encoder(x)) the logits. With
+    `trace=False` it is any model that ends in a linear layer, whatever it computes before: that layer is taken off, the
+    rest is kept as it is written, and the only cut is "penultimate". `cut` names
     where the chains are to run: a module by its path ("layer3", "features"), "input", or by default "penultimate", the
     input of the last linear layer; the result's `cuts` lists all. `classes` is checked against that layer. `example` is
     a batch of inputs, whose first rows are put through the model; without one their shape is guessed from the first
@@ -113,6 +117,8 @@ def upgrade(
     with ONE_AT_A_TIME:
         if isinstance(whole, SplitModel):
             return upgraded_pair(whole, cut, classes, example, unknown)
+        if not trace:
+            return upgraded_unread(whole, cut, classes, example, unknown)
         return upgraded_whole(whole, cut, classes, example, unknown, original)
 
 
@@ -149,7 +155,7 @@ def upgraded_whole(
         raise EowError(
             f"in training, cut in two, the model {why}: its forward must not decide by what its input is, as "
             f"isinstance(x, Tensor) does, nor by what changes from call to call: put that into a module of its own, "
-            f"{PAIR}"
+            f"{WHOLE}"
         )
     refuse_without_gradient(result, x)
     return result
@@ -180,7 +186,7 @@ def read(
     if ROOT in stale:
         raise EowError(
             f"{type(whole).__name__}.forward computes with the buffer {stale[ROOT]}, which changes in training, and a "
-            f"graph would keep what it is now: put that into a module of its own, {PAIR}"
+            f"graph would keep what it is now: put that into a module of its own, {WHOLE}"
         )
     return read(whole, classes, example, closed | stale.keys()) if stale else (traced, node, head, x)
 
@@ -213,6 +219,17 @@ def given(model: Any) -> nn.Module:
 
 def has_widened(model: nn.Module) -> bool:
     return any(isinstance(module, WidenedLinear | WidenedOpenLinear) for module in model.modules())
+
+
+def upgraded_unread(
+    whole: nn.Module, cut: str | None, classes: int | None, example: Any, unknown: str
+) -> UpgradedModel:
+    """A model of which no graph is read: all of it but its last layer is the encoder."""
+    if cut not in (None, PENULTIMATE):
+        raise EowError(f"with trace=False a model is cut before its last layer alone: leave cut={cut!r} out")
+    result = upgraded_pair(without_head(whole, classes, example), None, classes, example, unknown)
+    result._cut, result._cuts = PENULTIMATE, (PENULTIMATE,)
+    return result
 
 
 def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, example: Any, unknown: str) -> UpgradedModel:
@@ -259,23 +276,6 @@ def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, examp
     finally:
         handle.remove()
     return result
-
-
-def last_to_speak(parts: SplitModel, linears: list[tuple[str, nn.Linear]], x: Tensor) -> tuple[str, nn.Linear]:
-    """The linear layer that says what the tail returns, or else the last that is registered."""
-    said: dict[str, Tensor] = {}
-    handles = [
-        layer.register_forward_hook(lambda module, args, output, path=path: said.update({path: output}))
-        for path, layer in linears
-    ]
-    try:
-        logits = evaluated(parts, x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    spoken = [(path, layer) for path, layer in reversed(linears) if path in said]
-    itself = [each for each in spoken if said[each[0]] is logits]
-    return next(iter(itself or [each for each in spoken if same(said[each[0]], logits)]), linears[-1])
 
 
 def no_cut(wanted: str, cuts: dict[str, fx.Node], is_module: bool) -> str:

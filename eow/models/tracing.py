@@ -32,7 +32,7 @@ from eow.models.keeping import (
     stores_of,
     undisturbed,
 )
-from eow.models.refusing import PAIR, refuse_arguments, refuse_hooks, taken_whole, with_modes_of_their_own
+from eow.models.refusing import WHOLE, refuse_arguments, refuse_hooks, taken_whole, with_modes_of_their_own
 from eow.models.split import in_mode
 from eow.plain import first_line
 
@@ -187,17 +187,17 @@ def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
         if culprit == ROOT:
             raise EowError(
                 f"{type(model).__name__}.forward computes something else in training than in evaluation: put what "
-                f"differs into a module of its own, such as nn.Dropout, {PAIR}"
+                f"differs into a module of its own, such as nn.Dropout, {WHOLE}"
             )
         closed.add(culprit)
 
 
 def untraceable(model: str, error: Exception) -> str:
     if isinstance(error, Lost):
-        return f"{model}.forward {error}: put that into a module of its own, {PAIR}"
+        return f"{model}.forward {error}: put that into a module of its own, {WHOLE}"
     return (
         f"torch.fx cannot trace {model}.forward ({first_line(error)}): write it without decisions on the input's "
-        f"values or shape, {PAIR}"
+        f"values or shape, {WHOLE}"
     )
 
 

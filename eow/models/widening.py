@@ -13,7 +13,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from eow.errors import EowError
 from eow.models.generators import forked
 from eow.models.layers import FARTHEST, UNKNOWNS, OpenLinear, check_choice
-from eow.models.refusing import HOOKS, PAIR, refuse_gradient_hooks
+from eow.models.refusing import HOOKS, PAIR, WHOLE, refuse_gradient_hooks
 from eow.models.tracing import Detached, Traced
 
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
@@ -194,7 +194,7 @@ def find_head(traced: Traced, model: str) -> fx.Node:
         )
     if module is not None and any(isinstance(child, nn.Linear) for child in module.modules()):
         raise EowError(
-            f"the model's last linear layer lies in {where}, which torch.fx cannot trace: simplify it, {PAIR}"
+            f"the model's last linear layer lies in {where}, which torch.fx cannot trace: simplify it, {WHOLE}"
         )
     refuse_quantized(str(node.target), module)
     if not any(isinstance(part, nn.Linear) for part in traced.parts.values()):

@@ -1,0 +1,171 @@
+"""`eow.upgrade(model, trace=False)`: a model that is not read, but only parted from its last layer."""
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import eow
+from eow.errors import EowError
+
+
+class Patches(nn.Module):
+    """A transformer that asks what it was given, adds a token and loops, as vision transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(1, 16, 2, 2)
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+        self.place = nn.Parameter(torch.randn(1, 17, 16) / 4)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] % 2:
+            raise ValueError(f"an odd side, {x.shape[-1]}")
+        z = self.embed(x).flatten(2).transpose(1, 2)
+        z = torch.cat([self.token.expand(len(z), -1, -1), z], 1) + self.place
+        for block in self.blocks:
+            z = block(z)
+        return self.head(z[:, 0])
+
+
+class Words(nn.Module):
+    """Looks where each row ends, and returns what stands there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.cell, self.score = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ends = [int(row.nonzero().max()) if row.any() else 0 for row in x]
+        z, _ = self.cell(self.embed(x))
+        return self.score(torch.stack([each[end] for each, end in zip(z, ends)]))
+
+
+class Then(nn.Module):
+    """A loop, a head, and something more."""
+
+    def __init__(self, then: Callable[["Then", Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.last, self.then = nn.Linear(4, 4), nn.Linear(4, 4), then
+
+    def forward(self, x: Tensor) -> Any:
+        z = x
+        while z.norm() < 3:
+            z = 2 * z
+        return self.then(self, self.body(z), self.last(self.body(z)))
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [(Patches(), torch.randn(6, 1, 8, 8)), (Words(), torch.randint(20, (6, 7))), (nn.Linear(5, 4), torch.randn(6, 5)),
+     (Then(lambda self, z, f: f), torch.randn(6, 4)), (Patches().double(), torch.randn(6, 1, 8, 8).double())],
+)  # fmt: skip
+def test_the_logits_are_what_they_were_and_the_model_is_not_touched(model: nn.Module, x: Tensor) -> None:
+    model.eval()
+    state, modules = copy.deepcopy(model.state_dict()), [type(each) for each in model.modules()]
+    before = model(x)
+    upgraded = eow.upgrade(model, example=x, trace=False)
+    found = upgraded(x)
+    assert torch.equal(found[:, :-1], before)
+    assert found.softmax(1)[:, -1].max() < 1e-6
+    assert not upgraded.training
+    assert [type(each) for each in model.modules()] == modules
+    assert all(torch.equal(each, state[name]) for name, each in model.state_dict().items())
+    own = {each.data_ptr() for each in model.parameters()}
+    assert not own & {each.data_ptr() for each in upgraded.parameters()}
+
+
+def test_what_can_be_read_is_the_same_either_way() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(9, 4)
+    read, unread = eow.upgrade(model), eow.upgrade(model, trace=False)
+    assert torch.equal(read(x), unread(x))
+    assert (unread.cut, unread.classes) == (read.cut, read.classes) == ("penultimate", 3)
+    with pytest.raises(EowError, match=r"cut before its last layer alone: leave cut='0' out"):
+        eow.upgrade(model, cut="0", trace=False)
+
+
+def test_without_a_copy_the_weights_are_shared_but_for_the_head() -> None:
+    model, x = Patches().eval(), torch.randn(3, 1, 8, 8)
+    upgraded = eow.upgrade(model, example=x, trace=False, copy=False)
+    theirs, ours = dict(model.named_parameters()), dict(upgraded.encoder.named_parameters())
+    assert {*ours} == {name for name in theirs if not name.startswith("head")}
+    assert all(ours[name] is theirs[name] for name in ours)
+    assert isinstance(model.head, nn.Linear)
+    assert model(x).shape == (3, 8)
+
+
+def test_it_trains_learns_an_unknown_and_is_saved() -> None:
+    """A transformer on 8x8 digits, 8 and 9 never seen."""
+    from sklearn.datasets import load_digits
+
+    torch.manual_seed(0)
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None], torch.tensor(digits.target)
+    known, model = labels < 8, Patches()
+    X, y = images[known][:1000], labels[known][:1000]
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(20):
+        for at in torch.randperm(len(X)).split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(X[at]), y[at]).backward()
+            optimizer.step()
+    upgraded = eow.upgrade(model, example=X, trace=False)
+    eow.fit(upgraded, (X, y), epochs=4, seed=0)
+    test, truth = images[known][1000:], labels[known][1000:]
+    before = (model.eval()(test).argmax(1) == truth).float().mean()
+    said = eow.predict(upgraded, test)
+    assert (said.probs.argmax(1) == truth).float().mean() > before - 0.02 > 0.8
+    unseen = eow.predict(upgraded, images[~known]).unknown.mean()
+    assert unseen > 1.5 * said.unknown.mean()
+    again = eow.upgrade(Patches(), example=X, trace=False)
+    again.load_state_dict(upgraded.state_dict())
+    file = io.BytesIO()
+    torch.save(upgraded, file)
+    file.seek(0)
+    for other in (again, torch.load(file, weights_only=False), copy.deepcopy(upgraded)):
+        assert torch.equal(eow.predict(other, X[:9]).unknown, eow.predict(upgraded, X[:9]).unknown)
+
+
+@pytest.mark.parametrize(
+    ("then", "sentence"),
+    [
+        (
+            lambda self, z, f: f.softmax(1),
+            r"last cannot be taken off Then \(what the two say together is",
+        ),
+        (lambda self, z, f: f + self.last.weight.sum(), r"last cannot be taken off Then \('Identity' object has no"),
+        (lambda self, z, f: self.last(f), r"last cannot be taken off Then .* must call that layer once"),
+        (lambda self, z, f: f + self.last(z * 2), r"last cannot be taken off Then"),
+        (lambda self, z, f: (f, z), r"returns a tuple: make its forward return the logits alone"),
+        (
+            lambda self, z, f: f if not self.training else f * 2,
+            r"in training, without its last linear layer, last, ",
+        ),
+        (lambda self, z, f: f[0], r"it must give one row of logits for each input"),
+    ],
+)
+def test_a_layer_that_has_not_the_last_word_is_refused(then: Any, sentence: str) -> None:
+    torch.manual_seed(0)
+    model = Then(then).eval()
+    before = [*model.modules()]
+    for own in (True, False):
+        with pytest.raises(EowError, match=sentence):
+            eow.upgrade(model, example=torch.randn(5, 4), trace=False, copy=own)
+    assert [*model.modules()] == before
+
+
+def test_what_is_wrong_with_the_last_layer_is_said_by_its_name() -> None:
+    model = Then(lambda self, z, f: f)
+    model.body.weight = model.last.weight
+    with pytest.raises(EowError, match=r"last shares its weight with body"):
+        eow.upgrade(model, example=torch.randn(5, 4), trace=False)
+    with pytest.raises(EowError, match=r"classes is 5, but the model's last linear layer, last, has 4 outputs"):
+        eow.upgrade(Then(lambda self, z, f: f), classes=5, example=torch.randn(5, 4), trace=False)
+    with pytest.raises(EowError, match=r"the model has no nn.Linear: end it in one"):
+        eow.upgrade(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()), trace=False)
