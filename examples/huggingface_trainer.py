@@ -15,15 +15,15 @@ from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClass
 import eow
 
 
-class Encoder(nn.Module):
-    """What of a transformer comes before its classifier, as a function of one tensor to one tensor."""
+class Logits(nn.Module):
+    """The model as a function of one tensor to its logits, which is what `upgrade` takes."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        return self.body(pixel_values).last_hidden_state[:, 0]
+        return self.body(pixel_values).logits
 
 
 class OpenWorldTrainer(Trainer):
@@ -55,7 +55,7 @@ def main() -> None:
             report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False,
         )  # fmt: skip
         Trainer(net, settings, train_dataset=rows).train()  # cross-entropy first, as always
-        model = eow.upgrade((Encoder(net.vit), net.classifier), example=x[:1])
+        model = eow.upgrade(Logits(net), example=x[:1], trace=False)
         OpenWorldTrainer(model, args=settings, train_dataset=rows).train()
     said, strange = (eow.predict(model, each, unknown_rate=0.1) for each in (x[known], x[~known]))
     print(f"accuracy on 0-7 (the digits it was trained on) {(said.probs.argmax(1) == y[known]).float().mean():.3f}")
