@@ -50,14 +50,13 @@ def refuse_gradient_hooks(model: nn.Module, prefix: str = "") -> None:
             )
 
 
-def refuse_closures(model: nn.Module) -> None:
+def refuse_closures(model: nn.Module, instead: str = "or upgrade with copy=False") -> None:
     if paths := with_closures(model):
         where = f"model.get_submodule({paths[0]!r})" if paths[0] else "model"
         what = f"the layer {paths[0]!r}" if paths[0] else "the model"
         raise EowError(
             f"{what} has a function in the place of its forward that holds a part of the model, and a copy would go on "
-            f"computing with the weights of the original: take it off first, del {where}.forward, or upgrade with "
-            "copy=False"
+            f"computing with the weights of the original: take it off first, del {where}.forward, {instead}"
         )
 
 
