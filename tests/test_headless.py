@@ -185,6 +185,16 @@ def test_what_cannot_be_copied_is_told_without_a_copy_too() -> None:
         eow.upgrade(model, example=x, trace=False, copy=False)
 
 
+def test_a_compiled_layer_is_wrapped_anew() -> None:
+    x, model = torch.randn(5, 4), Then(lambda self, z, f: f)
+    model.body = torch.compile(model.body, backend="eager")
+    before = model.eval()(x)
+    upgraded = eow.upgrade(model, example=x, trace=False, copy=False)
+    assert torch.equal(upgraded(x)[:, :-1], before)
+    assert upgraded.encoder.body._orig_mod is not model.body._orig_mod
+    assert upgraded.encoder.body._orig_mod.weight is model.body._orig_mod.weight
+
+
 class Frees(Then):
     """Asks for its last layer when its mode is set."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from eow.errors import EowError
 from eow.models.comparing import TOLERANCE, close, difference, in_training, largest, leaves, same, unsteady
 from eow.models.probing import at_rest, evaluated, probe
-from eow.models.refusing import PAIR, refuse_closures
+from eow.models.refusing import PAIR, refuse_closures, with_closures
 from eow.models.split import SplitModel
 from eow.models.widening import checked_head, refuse_quantized
 from eow.plain import first_line
@@ -34,7 +34,7 @@ def without_head(whole: nn.Module, classes: int | None, example: Any) -> SplitMo
     checked_head(head, path or "the model", whole, classes)
     body: nn.Module = nn.Identity()
     if path:
-        refuse_closures(whole, PAIR)
+        refuse_closures(whole, PAIR, compiled=False)
         shared = {id(tensor): tensor for tensor in (*whole.parameters(), *whole.buffers())}
         try:
             body = copying.deepcopy(whole, shared)
@@ -68,6 +68,8 @@ def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor) -> N
             f"the model reads the weights of its last linear layer, {path}, beside calling it, which widening would "
             "undo: give what reads them weights of its own"
         )
+    if with_closures(whole):  # every copy would be compiled anew
+        return
     try:
         expected = in_training(whole, x)
     except Exception:  # whatever somebody else's modules raise
