@@ -185,6 +185,16 @@ def test_what_cannot_be_copied_is_told_without_a_copy_too() -> None:
         eow.upgrade(model, example=x, trace=False, copy=False)
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_an_inner_function_that_holds_layers_is_told(own: bool) -> None:
+    """The encoder would compute with layers of the model given: weights that are never trained, or another mode."""
+    model = Then(lambda self, z, f: self.last(self.act(z))).eval()
+    model.inner = nn.Linear(4, 4)
+    model.act = lambda z: model.inner(z)
+    with pytest.raises(EowError, match=r"inner.weight.* of the model it was copied from, .* method, or pass the two"):
+        eow.upgrade(model, example=torch.randn(5, 4), trace=False, copy=own)
+
+
 def test_a_compiled_layer_is_wrapped_anew() -> None:
     x, model = torch.randn(5, 4), Then(lambda self, z, f: f)
     model.body = torch.compile(model.body, backend="eager")

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
-from eow.models.comparing import TOLERANCE, close, difference, in_training, largest, leaves, same, unsteady
+from eow.models.comparing import (
+    TOLERANCE,
+    close,
+    difference,
+    in_training,
+    largest,
+    leaves,
+    refuse_strange,
+    same,
+    unsteady,
+)
 from eow.models.probing import at_rest, evaluated, probe
 from eow.models.refusing import PAIR, refuse_closures, with_closures
 from eow.models.split import SplitModel
@@ -21,9 +31,9 @@ from eow.plain import first_line
 LOUD = 1e4  # how large the logits are made to see whether all that is said comes out: half precision ends at 65504
 
 
-def without_head(whole: nn.Module, classes: int | None, example: Any) -> SplitModel:
+def without_head(whole: nn.Module, classes: int | None, example: Any, original: nn.Module) -> SplitModel:
     """The pair (the model without its last linear layer, that layer), which says what the model says, in evaluation and
-    in training. All weights are the model's own; its modules are not touched."""
+    in training. All weights are the model's own; its modules are not touched. It may be a copy of the original."""
     linears = [(path, module) for path, module in whole.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
         for path, module in whole.named_modules():
@@ -45,11 +55,11 @@ def without_head(whole: nn.Module, classes: int | None, example: Any) -> SplitMo
                 body.set_submodule(name, nn.Identity().train(head.training))
     parts = SplitModel(body, head)
     parts.training = whole.training
-    refuse_other(whole, parts, path, x)
+    refuse_other(whole, parts, path, x, original)
     return parts
 
 
-def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor) -> None:
+def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, original: nn.Module) -> None:
     """An error where the last linear layer does not have the last word."""
     logits = evaluated(whole, x)
     try:
@@ -75,9 +85,12 @@ def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor) -> N
     except Exception:  # whatever somebody else's modules raise
         return
     try:
-        other = difference(expected._replace(learning=[]), in_training(parts, x), 0)
+        found = in_training(parts, x)
     except Exception as error:
-        other = f"cannot compute what it did ({first_line(error)})"
+        other: str | None = f"cannot compute what it did ({first_line(error)})"
+    else:
+        refuse_strange(found.strange, original, PAIR)
+        other = difference(expected._replace(learning=[]), found, 0)
     if other and not unsteady(whole, x, expected):
         raise EowError(f"in training, without its last linear layer, {path}, the model {other}; {PAIR}")
 

@@ -119,7 +119,7 @@ def upgrade(
         if isinstance(whole, SplitModel):
             return upgraded_pair(whole, cut, classes, example, unknown)
         if not trace:
-            return upgraded_unread(whole, cut, classes, example, unknown)
+            return upgraded_unread(whole, cut, classes, example, unknown, original)
         return upgraded_whole(whole, cut, classes, example, unknown, original)
 
 
@@ -223,12 +223,12 @@ def has_widened(model: nn.Module) -> bool:
 
 
 def upgraded_unread(
-    whole: nn.Module, cut: str | None, classes: int | None, example: Any, unknown: str
+    whole: nn.Module, cut: str | None, classes: int | None, example: Any, unknown: str, original: nn.Module
 ) -> UpgradedModel:
     """A model of which no graph is read: all of it but its last layer is the encoder."""
     if cut not in (None, PENULTIMATE):
         raise EowError(f"with trace=False a model is cut before its last layer alone: leave cut={cut!r} out")
-    result = upgraded_pair(without_head(whole, classes, example), None, classes, example, unknown)
+    result = upgraded_pair(without_head(whole, classes, example, original), None, classes, example, unknown)
     result._cut, result._cuts = PENULTIMATE, (PENULTIMATE,)
     return result
 
