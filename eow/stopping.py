@@ -23,7 +23,8 @@ class Terminated(SystemExit):
 
 
 STOPS = (KeyboardInterrupt, Terminated)
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))  # Windows has no SIGHUP
 DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 

@@ -20,6 +20,13 @@ LOCK = threading.Lock()
 INSIDE: list[int] = []  # how many threads each of the blocks below came with
 
 
+class Here(threading.local):
+    inside = False  # whether this thread is in such a block
+
+
+here = Here()
+
+
 @in_forked_child
 def nobody_waits() -> None:
     """In a forked process: whoever held the lock was left behind."""
@@ -31,14 +38,20 @@ def nobody_waits() -> None:
 def one_thread() -> Iterator[None]:
     """One thread inside: networks of a few hundred units gain nothing from more, threads on a busy machine wait for one
     another most of the time, and the workers of a parallel search get in each other's way. A thread that asks torch for
-    the first time while another is inside is told 1: it gets what the other one had."""
+    the first time while another is inside is told 1: it gets what the other one had. A block inside a block changes
+    nothing."""
+    if here.inside:
+        yield
+        return
     with LOCK:
         before = max([torch.get_num_threads(), *INSIDE])
         INSIDE.append(before)
         torch.set_num_threads(1)
+    here.inside = True
     try:
         yield
     finally:
+        here.inside = False
         with LOCK:
             torch.set_num_threads(before)
             INSIDE.remove(before)

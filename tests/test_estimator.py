@@ -157,6 +157,8 @@ def test_threads_that_come_while_another_is_inside_leave_as_many_as_there_were()
         def come_later():
             with one_thread():
                 entered.set()
+                with one_thread():
+                    pass
                 assert left.wait(60) and torch.get_num_threads() == 1
             print(torch.get_num_threads())
 

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,7 @@ class Then(nn.Module):
     def __init__(self, then: Callable[["Then", Tensor, Tensor], Any]) -> None:
         super().__init__()
         self.body, self.last, self.then = nn.Linear(4, 4), nn.Linear(4, 4), then
+        self.kept = [self.last.weight]
 
     def forward(self, x: Tensor) -> Any:
         z = x
@@ -147,6 +149,8 @@ def test_it_trains_learns_an_unknown_and_is_saved() -> None:
             lambda self, z, f: f if not self.training else f * 2,
             r"in training, without its last linear layer, last, ",
         ),
+        (lambda self, z, f: f.clamp(-30, 30), r"\(what that layer says does not come out as it is\)"),
+        (lambda self, z, f: f + 0 * z @ self.kept[0], r"reads the weights of its last linear layer, last, beside"),
         (lambda self, z, f: f[0], r"it must give one row of logits for each input"),
     ],
 )
@@ -158,6 +162,60 @@ def test_a_layer_that_has_not_the_last_word_is_refused(then: Any, sentence: str)
         with pytest.raises(EowError, match=sentence):
             eow.upgrade(model, example=torch.randn(5, 4), trace=False, copy=own)
     assert [*model.modules()] == before
+
+
+def test_a_last_layer_of_two_names_is_taken_off_by_both() -> None:
+    model, x = Then(lambda self, z, f: self.other(z)), torch.randn(5, 4)
+    model.other = model.last
+    before = model(x)
+    upgraded = eow.upgrade(model, example=x, trace=False)
+    assert torch.equal(upgraded(x)[:, :-1], before)
+    assert {name.partition(".")[0] for name, _ in upgraded.encoder.named_parameters()} == {"body"}
+
+
+def test_what_cannot_be_copied_is_told_without_a_copy_too() -> None:
+    """Modules are copied whatever `copy` says: one that hides in a function would be left in its own mode."""
+    x, model = torch.randn(5, 4), Then(lambda self, z, f: f)
+    model.lock = threading.Lock()
+    with pytest.raises(EowError, match=r"the layers before last cannot be copied \(cannot pickle .* pass the two"):
+        eow.upgrade(model, example=x, trace=False, copy=False)
+    model, dropout = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 3)).eval(), nn.Dropout()
+    model[1].held, model[1].forward = dropout, lambda z: dropout(z)
+    with pytest.raises(EowError, match=r"del model.get_submodule\('1'\).forward, or pass the two parts yourself"):
+        eow.upgrade(model, example=x, trace=False, copy=False)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_inner_function_that_holds_layers_is_told(own: bool) -> None:
+    """The encoder would compute with layers of the model given: weights that are never trained, or another mode."""
+    model = Then(lambda self, z, f: self.last(self.act(z))).eval()
+    model.inner = nn.Linear(4, 4)
+    model.act = lambda z: model.inner(z)
+    with pytest.raises(EowError, match=r"inner.weight.* of the model it was copied from, .* method, or pass the two"):
+        eow.upgrade(model, example=torch.randn(5, 4), trace=False, copy=own)
+
+
+def test_a_compiled_layer_is_wrapped_anew() -> None:
+    x, model = torch.randn(5, 4), Then(lambda self, z, f: f)
+    model.body = torch.compile(model.body, backend="eager")
+    before = model.eval()(x)
+    upgraded = eow.upgrade(model, example=x, trace=False, copy=False)
+    assert torch.equal(upgraded(x)[:, :-1], before)
+    assert upgraded.encoder.body._orig_mod is not model.body._orig_mod
+    assert upgraded.encoder.body._orig_mod.weight is model.body._orig_mod.weight
+
+
+class Frees(Then):
+    """Asks for its last layer when its mode is set."""
+
+    def train(self, mode: bool = True) -> "Frees":
+        self.last.weight.requires_grad_(mode)
+        return super().train(mode)  # type: ignore[return-value]
+
+
+def test_what_fails_in_training_without_the_last_layer_says_why() -> None:
+    with pytest.raises(EowError, match=r"the model cannot compute what it did \('Identity' object has no"):
+        eow.upgrade(Frees(lambda self, z, f: f), example=torch.randn(5, 4), trace=False)
 
 
 def test_what_is_wrong_with_the_last_layer_is_said_by_its_name() -> None:

@@ -348,3 +348,10 @@ def test_the_tracker_of_semaphores_says_nothing() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     loud = code.replace("quiet(); ", "")
     assert "resource_tracker" in subprocess.run([sys.executable, "-c", loud], capture_output=True, text=True).stderr
+
+
+def test_where_no_terminal_hangs_up_the_other_signals_do() -> None:
+    """Windows has no SIGHUP."""
+    code = "import signal; del signal.SIGHUP; from eow.stopping import SIGNALS; print(*SIGNALS)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "15"], done.stderr

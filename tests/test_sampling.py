@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import math
+import pickle
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from eow.errors import EowError
 from eow.models.layers import OpenLinear
-from eow.sampling import ENERGIES, NEGATIVE_LOSSES, ReplayBuffer, Starts, Tally, parse_starts, run_chain, sample
+from eow.sampling import ENERGIES, NEGATIVE_LOSSES, ReplayBuffer, Starts, Tally, blocks, parse_starts, run_chain, sample
 from eow.sampling.energies import logit_gradient
 from eow.sampling.langevin import mean_norm
 from eow.sampling.starts import apportion, mixed_pairs
@@ -291,3 +292,12 @@ def test_mixture_stores_only_the_buffers_chains() -> None:
     starts.draw(torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), stream())
     starts.store(torch.tensor([[1.0, 1], [2, 2], [3, 3], [4, 4]]))
     assert sorted(starts.buffer.slots[:, 0].tolist()) == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("name", ["Chained", "Residual", "Preactivation"])
+def test_old_pickles_find_the_pieces_where_they_were(name: str) -> None:
+    """torch.save of a method that eow.fit returned writes the fast path's pieces, too."""
+    old = f"ceow.sampling.frozen\n{name}\n.".encode()
+    assert pickle.loads(old) is getattr(blocks, name)
+    with pytest.raises(AttributeError, match="Chain"):
+        pickle.loads(b"ceow.sampling.frozen\nChain\n.")

@@ -2135,6 +2135,11 @@ class DropsWeights(nn.Linear):
         return F.linear(input, F.dropout(self.weight, 0.5, self.training), self.bias)
 
 
+class Bounds(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input.clamp(-10, 10), self.weight, self.bias)
+
+
 class LowRank(nn.Linear):
     """Says what its weight says until it is trained."""
 
@@ -2157,6 +2162,6 @@ def test_a_head_with_a_forward_of_its_own_may_do_what_linear_does_and_no_more(pa
     state = torch.get_rng_state()
     assert torch.equal(upgrade(given)(x)[:, :-1], old)
     assert torch.equal(torch.get_rng_state(), state)
-    for kind in (Cosine, DropsWeights, LowRank):
+    for kind in (Cosine, DropsWeights, LowRank, Bounds):
         with pytest.raises(EowError, match=f"{kind.__name__} with a forward of its own"):
             upgrade(whole(kind(8, 3)))

@@ -136,14 +136,13 @@ def difference(expected: Said, found: Said, more: int = 1) -> str | None:
     return f"has no gradient for {shortened(idle)} any more" if idle else None
 
 
-def refuse_strange(strange: set[int], original: nn.Module) -> None:
+def refuse_strange(strange: set[int], original: nn.Module, instead: str = "or upgrade with copy=False") -> None:
     """A copy that computes with what it was copied from: a function among its attributes holds that."""
     names = [name for name, each in original.named_parameters() if id(each) in strange]
     if names:
         raise EowError(
             f"a copy of the model computes with {shortened(names)} of the model it was copied from, so it could not be "
-            "trained: look for a lambda or an inner function that holds a layer, make it a method, or upgrade with "
-            "copy=False"
+            f"trained: look for a lambda or an inner function that holds a layer, make it a method, {instead}"
         )
 
 

@@ -7,20 +7,33 @@ before that layer, and it must be the last thing that the model does.
 import copy as copying
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
-from eow.models.comparing import TOLERANCE, Said, close, difference, largest, said_in_training, same, unsteady
-from eow.models.probing import evaluated, probe
-from eow.models.refusing import PAIR
+from eow.models.comparing import (
+    TOLERANCE,
+    close,
+    difference,
+    in_training,
+    largest,
+    leaves,
+    refuse_strange,
+    same,
+    unsteady,
+)
+from eow.models.probing import at_rest, evaluated, probe
+from eow.models.refusing import PAIR, refuse_closures, with_closures
 from eow.models.split import SplitModel
 from eow.models.widening import checked_head, refuse_quantized
 from eow.plain import first_line
 
+LOUD = 1e4  # how large the logits are made to see whether all that is said comes out: half precision ends at 65504
 
-def without_head(whole: nn.Module, classes: int | None, example: Any) -> SplitModel:
+
+def without_head(whole: nn.Module, classes: int | None, example: Any, original: nn.Module) -> SplitModel:
     """The pair (the model without its last linear layer, that layer), which says what the model says, in evaluation and
-    in training. All weights are the model's own; its modules are not touched."""
+    in training. All weights are the model's own; its modules are not touched. It may be a copy of the original."""
     linears = [(path, module) for path, module in whole.named_modules() if isinstance(module, nn.Linear)]
     if not linears:
         for path, module in whole.named_modules():
@@ -31,21 +44,28 @@ def without_head(whole: nn.Module, classes: int | None, example: Any) -> SplitMo
     checked_head(head, path or "the model", whole, classes)
     body: nn.Module = nn.Identity()
     if path:
+        refuse_closures(whole, PAIR, compiled=False)
         shared = {id(tensor): tensor for tensor in (*whole.parameters(), *whole.buffers())}
-        body = copying.deepcopy(whole, shared)
-        body.set_submodule(path, nn.Identity())
+        try:
+            body = copying.deepcopy(whole, shared)
+        except (RuntimeError, TypeError) as error:
+            raise EowError(f"the layers before {path} cannot be copied ({first_line(error)}), {PAIR}") from error
+        for name, module in whole.named_modules(remove_duplicate=False):
+            if module is head:
+                body.set_submodule(name, nn.Identity().train(head.training))
     parts = SplitModel(body, head)
     parts.training = whole.training
-    refuse_other(whole, parts, path, x)
+    refuse_other(whole, parts, path, x, original)
     return parts
 
 
-def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor) -> None:
+def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, original: nn.Module) -> None:
     """An error where the last linear layer does not have the last word."""
     logits = evaluated(whole, x)
     try:
         found = evaluated(parts, x)
         why = "" if alike(found, logits) else "what the two say together is something else"
+        why = why or ("" if comes_out(whole, parts, logits, x) else "what that layer says does not come out as it is")
     except Exception as error:  # whatever somebody else's forward does with what is no linear layer any more
         why = first_line(error)
     if why:
@@ -53,12 +73,49 @@ def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor) -> N
             f"{path} cannot be taken off {type(whole).__name__} ({why}): its forward must call that layer once, "
             f"return what it says, and not use it otherwise; {PAIR}"
         )
-    expected = Said(said_in_training(whole, x, None), [], set())
-    if expected.logits is None:
+    if reads_head(parts, x):
+        raise EowError(
+            f"the model reads the weights of its last linear layer, {path}, beside calling it, which widening would "
+            "undo: give what reads them weights of its own"
+        )
+    if with_closures(whole):  # every copy would be compiled anew
         return
-    trained = Said(said_in_training(parts, x, None), [], set())
-    if (other := difference(expected, trained, 0)) and not unsteady(whole, x, expected):
+    try:
+        expected = in_training(whole, x)
+    except Exception:  # whatever somebody else's modules raise
+        return
+    try:
+        found = in_training(parts, x)
+    except Exception as error:
+        other: str | None = f"cannot compute what it did ({first_line(error)})"
+    else:
+        refuse_strange(found.strange, original, PAIR)
+        other = difference(expected._replace(learning=[]), found, 0)
+    if other and not unsteady(whole, x, expected):
         raise EowError(f"in training, without its last linear layer, {path}, the model {other}; {PAIR}")
+
+
+def comes_out(whole: nn.Module, parts: SplitModel, logits: Tensor, x: Tensor) -> bool:
+    """Whether the model would return large logits of either sign too, as the last layer says them: a clamp after it,
+    or a relu, may have had nothing to do so far."""
+    factor, offset = -LOUD / largest(logits), torch.linspace(-LOUD, LOUD, logits.shape[-1]).to(logits)
+    handle = parts.tail.register_forward_hook(lambda module, args, output: output * factor + offset)
+    try:
+        return alike(evaluated(whole, x), logits * factor + offset)
+    finally:
+        handle.remove()
+
+
+def reads_head(parts: SplitModel, x: Tensor) -> bool:
+    """Whether what comes before the last layer computes with its weights, which are in no other module. Of a copy, in
+    which tensors with gradients may remain."""
+    own = {id(each): each for each in parts.tail.parameters()}
+    copied = copying.deepcopy(parts.encoder, dict(own))
+    try:
+        with at_rest(copied, x), torch.enable_grad():
+            return not own.keys().isdisjoint(leaves(copied(x.clone())))
+    except Exception:  # what somebody else's modules raise where gradients are kept: nobody can train them
+        return False
 
 
 def alike(found: Any, logits: Tensor) -> bool:

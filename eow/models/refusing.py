@@ -50,21 +50,25 @@ def refuse_gradient_hooks(model: nn.Module, prefix: str = "") -> None:
             )
 
 
-def refuse_closures(model: nn.Module) -> None:
-    if paths := with_closures(model):
+def refuse_closures(model: nn.Module, instead: str = "or upgrade with copy=False", compiled: bool = True) -> None:
+    if paths := with_closures(model, compiled):
         where = f"model.get_submodule({paths[0]!r})" if paths[0] else "model"
         what = f"the layer {paths[0]!r}" if paths[0] else "the model"
         raise EowError(
             f"{what} has a function in the place of its forward that holds a part of the model, and a copy would go on "
-            f"computing with the weights of the original: take it off first, del {where}.forward, or upgrade with "
-            "copy=False"
+            f"computing with the weights of the original: take it off first, del {where}.forward, {instead}"
         )
 
 
-def with_closures(model: nn.Module) -> list[str]:
-    """Modules whose forward is a function that holds a part of the model: functions are not copied."""
+def with_closures(model: nn.Module, compiled: bool = True) -> list[str]:
+    """Modules whose forward is a function that holds a part of the model: functions are not copied. With or without
+    those of torch.compile, which wraps a copy anew."""
     own = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
-    return [path for path, module in model.named_modules() if holds(vars(module).get("forward"), own, set(), True)]
+    return [
+        path
+        for path, module in model.named_modules()
+        if (compiled or "_orig_mod" not in module._modules) and holds(vars(module).get("forward"), own, set(), True)
+    ]
 
 
 def holds(value: Any, own: set[int], seen: set[int], copied: bool) -> bool:

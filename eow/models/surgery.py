@@ -90,14 +90,15 @@ def upgrade(
 
     `model` is anything torch.fx can trace, or a pair (encoder, tail) with tail(encoder(x)) the logits. With
     `trace=False` it is any model that ends in a linear layer, whatever it computes before: that layer is taken off, the
-    rest is kept as it is written, and the only cut is "penultimate". `cut` names
-    where the chains are to run: a module by its path ("layer3", "features"), "input", or by default "penultimate", the
-    input of the last linear layer; the result's `cuts` lists all. `classes` is checked against that layer. `example` is
-    a batch of inputs, whose first rows are put through the model; without one their shape is guessed from the first
-    layer. `unknown` is "quadratic" in what the last layer reads, so that it can rise in every direction away from the
-    data, "convex", so that it never falls far out, or "linear", as in the paper. The widened layer is trained, frozen
-    or not before. With `copy=False` the weights of all layers but the last are shared with the model given, so that
-    training trains both (and the tail of a pair is used itself: its last layer becomes the wider one).
+    rest is kept as it is written, and the only cut is "penultimate". A few inputs show whether its logits come out as
+    they are; what its forward does to them for other inputs alone, nobody sees. `cut` names where the chains are to
+    run: a module by its path ("layer3", "features"), "input", or by default "penultimate", the input of the last linear
+    layer; the result's `cuts` lists all. `classes` is checked against that layer. `example` is a batch of inputs, whose
+    first rows are put through the model; without one their shape is guessed from the first layer. `unknown` is
+    "quadratic" in what the last layer reads, so that it can rise in every direction away from the data, "convex", so
+    that it never falls far out, or "linear", as in the paper. The widened layer is trained, frozen or not before. With
+    `copy=False` the weights of all layers but the last are shared with the model given, so that training trains both
+    (and the tail of a pair is used itself: its last layer becomes the wider one).
 
     Only one thread upgrades at a time. Others may predict meanwhile, but not with a model that is upgraded with
     `copy=False`. They should not train: random numbers that they draw again and again look as if this model drew them,
@@ -118,7 +119,7 @@ def upgrade(
         if isinstance(whole, SplitModel):
             return upgraded_pair(whole, cut, classes, example, unknown)
         if not trace:
-            return upgraded_unread(whole, cut, classes, example, unknown)
+            return upgraded_unread(whole, cut, classes, example, unknown, original)
         return upgraded_whole(whole, cut, classes, example, unknown, original)
 
 
@@ -222,12 +223,12 @@ def has_widened(model: nn.Module) -> bool:
 
 
 def upgraded_unread(
-    whole: nn.Module, cut: str | None, classes: int | None, example: Any, unknown: str
+    whole: nn.Module, cut: str | None, classes: int | None, example: Any, unknown: str, original: nn.Module
 ) -> UpgradedModel:
     """A model of which no graph is read: all of it but its last layer is the encoder."""
     if cut not in (None, PENULTIMATE):
         raise EowError(f"with trace=False a model is cut before its last layer alone: leave cut={cut!r} out")
-    result = upgraded_pair(without_head(whole, classes, example), None, classes, example, unknown)
+    result = upgraded_pair(without_head(whole, classes, example, original), None, classes, example, unknown)
     result._cut, result._cuts = PENULTIMATE, (PENULTIMATE,)
     return result
 

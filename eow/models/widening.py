@@ -11,6 +11,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from eow.errors import EowError
+from eow.models.comparing import same
 from eow.models.generators import forked
 from eow.models.layers import FARTHEST, UNKNOWNS, OpenLinear, check_choice
 from eow.models.refusing import HOOKS, PAIR, WHOLE, refuse_gradient_hooks
@@ -19,7 +20,8 @@ from eow.models.tracing import Detached, Traced
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
 UNIT = 300.0  # the mean squared norm of the features in the units that the square of the unknown is trained in
 PEAKED = 16.0  # how many times the squared norm of z² may be what it is where all features are equally large
-PROBED = 16  # rows that a linear layer with a forward of its own is asked for
+PROBED = 16  # rows that a linear layer with a forward of its own is asked for, every other of them large
+LARGE = 1e4  # by so much, to see whether it keeps them within bounds
 SOFTMAXES = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "Softmax", "LogSoftmax", "Sigmoid",
              "LogSigmoid", "Softmin", "Softmax2d")  # fmt: skip
 
@@ -115,9 +117,11 @@ def is_linear(head: nn.Linear) -> bool:
     try:
         copied = copying.deepcopy(head).cpu()  # whatever it may count or remember
         with forked(copied), torch.no_grad():
-            z = torch.randn(PROBED, head.in_features).to(copied.weight)
+            z = torch.randn(PROBED, head.in_features)
+            z[::2] *= LARGE
+            z = z.to(copied.weight)
             expected = F.linear(z, copied.weight, copied.bias)
-            return all(torch.equal(copied.train(mode).forward(z), expected) for mode in (False, True))
+            return all(same(copied.train(mode).forward(z), expected) for mode in (False, True))
     except Exception:  # whatever somebody else's forward raises
         return False
 

@@ -260,3 +260,12 @@ class Flat(Piece):
 
     def backward(self, gradient: Tensor) -> Tensor:
         return gradient.reshape(self.shape)
+
+
+def __getattr__(name: str) -> Any:
+    """Methods that torch.save wrote before blocks.py was split off look for its pieces here."""
+    if name not in ("Chained", "Residual", "Preactivation"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from eow.sampling import blocks
+
+    return getattr(blocks, name)
