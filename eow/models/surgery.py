@@ -88,17 +88,19 @@ def upgrade(
     """The model with an "unknown" logit, cut in two, ready for `eow.fit`. Its K logits and its predictions are those of
     the model given, which is not touched.
 
-    `model` is anything torch.fx can trace, or a pair (encoder, tail) with tail(encoder(x)) the logits. With
-    `trace=False` it is any model that ends in a linear layer, whatever it computes before: that layer is taken off, the
-    rest is kept as it is written, and the only cut is "penultimate". A few inputs show whether its logits come out as
-    they are; what its forward does to them for other inputs alone, nobody sees. `cut` names where the chains are to
-    run: a module by its path ("layer3", "features"), "input", or by default "penultimate", the input of the last linear
-    layer; the result's `cuts` lists all. `classes` is checked against that layer. `example` is a batch of inputs, whose
-    first rows are put through the model; without one their shape is guessed from the first layer. `unknown` is
-    "quadratic" in what the last layer reads, so that it can rise in every direction away from the data, "convex", so
-    that it never falls far out, or "linear", as in the paper. The widened layer is trained, frozen or not before. With
-    `copy=False` the weights of all layers but the last are shared with the model given, so that training trains both
-    (and the tail of a pair is used itself: its last layer becomes the wider one).
+    model    anything torch.fx can trace, or a pair (encoder, tail) with tail(encoder(x)) the logits
+    cut      where the chains are to run: a module by its path ("layer3", "features"), "input", or by default
+             "penultimate", the input of the last linear layer; the result's `cuts` lists all
+    classes  checked against the last linear layer, which is widened, whether trained or frozen
+    example  a batch of inputs, whose first rows are put through the model; without one their shape is guessed from
+             the first layer
+    unknown  "quadratic" in what the last layer reads, so that it can rise in every direction away from the data,
+             "convex", so that it never falls far out, or "linear", as in the paper
+    trace    False for a model that torch.fx cannot trace and that ends in a linear layer: that layer is taken off, the
+             rest is kept as it is written, and the only cut is "penultimate". A few inputs show whether the layer's
+             logits come out as they are; what the forward does to them for other inputs alone, nobody sees
+    copy     False shares the weights of all layers but the last with the model given, so that training trains both
+             (the tail of a pair is used itself: its last layer becomes the wider one)
 
     Only one thread upgrades at a time. Others may predict meanwhile, but not with a model that is upgraded with
     `copy=False`. They should not train: random numbers that they draw again and again look as if this model drew them,
