@@ -143,6 +143,27 @@ def test_a_fenced_method_keeps_its_words_inside_and_says_unknown_outside() -> No
     assert (plain.predict(far).unknown > 0.99).double().mean() < 0.9
 
 
+def test_of_a_large_training_set_the_fence_sees_a_random_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3000 samples about 300, from beginning to end and no more of one class than of another."""
+    monkeypatch.setattr("eow.methods.eow.MOST_FENCED", 300)
+    x, y = blobs(3000)
+    data = eow.data.Dataset("blobs", "train", x, y, ("a", "b", "c"))
+    batches = eow.data.loader.Batches(data, 500, eow.data.loader.Transform((0.0,), (1.0,)), torch.device("cpu"))
+    method = EOW(small_model(), build(EOWOptions, {"fence": 4}, "method"), 3, (4,))
+    with torch.no_grad():
+        every = method.before_head().encoder(torch.from_numpy(x))
+    seen = method.last_features(batches)
+    apart = torch.cdist(seen.double(), every.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    assert (apart.min(1).values < 1e-4).all()  # each is one of them, but for the rounding of another batch
+    place = apart.argmin(1)
+    assert len(place.unique()) == len(seen)
+    assert abs(len(seen) - 300) < 4 * (3000 * 0.1 * 0.9) ** 0.5
+    for count in (*torch.from_numpy(y)[place].bincount().tolist(), *(place // 1000).bincount().tolist()):
+        assert abs(count - 100) < 4 * (1000 * 0.1 * 0.9) ** 0.5
+    monkeypatch.setattr("eow.methods.eow.MOST_FENCED", 3000)
+    torch.testing.assert_close(method.last_features(batches), every)
+
+
 def test_a_fence_is_trained_saved_exported_and_counted_as_a_logit(tmp_path: Path) -> None:
     from eow.deployed import load as open_file
     from eow.export import export

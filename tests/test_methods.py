@@ -128,6 +128,19 @@ def test_replay_buffers_are_neither_the_weights_nor_each_others() -> None:
         assert abs(torch.corrcoef(together)[0, 1].item()) < 0.4
 
 
+def test_the_buffer_keeps_where_the_methods_chains_ended() -> None:
+    """Half of the chains are the buffer's, and the slots that they came from hold their ends; no other slot changes."""
+    method, (x, y) = make(start="features:0.5,buffer:0.5", buffer_size=100, chains=40, steps=3), batch()
+    buffer = method.starts.buffer
+    before = buffer.slots.clone()
+    ends = method.draw_negatives(method.model.encoder(x).detach(), y)
+    assert torch.equal(buffer.slots[buffer.drawn], ends[20:])
+    others = torch.ones(100, dtype=torch.bool).scatter(0, buffer.drawn, False)
+    assert int(others.sum()) == 80
+    assert torch.equal(buffer.slots[others], before[others])
+    assert not torch.equal(buffer.slots[~others], before[~others])
+
+
 def test_a_tail_that_works_in_place_does_not_change_where_chains_start() -> None:
     from torch import nn
 

@@ -244,10 +244,12 @@ def test_a_late_term_meets_a_lower_loss() -> None:
     assert means["settled"] < 0.5 * means["as_is"]
 
 
-def test_a_head_without_a_bias_is_told_of() -> None:
+@pytest.mark.parametrize("options", [{"onset": "settled"}, {"calibrate": "holdout"}, {"unknown_rate": 0.1}])
+def test_a_head_without_a_bias_is_told_of(options: dict) -> None:
     encoder, head = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.nn.Linear(8, 4, bias=False)
     with pytest.raises(EowError, match=r"shift a bias.* set method\.onset=as_is"):
-        EOW(SplitModel(encoder, head), EOWOptions(onset="settled"), 3, (4,))
+        EOW(SplitModel(encoder, head), EOWOptions(**options), 3, (4,))
+    assert EOW(SplitModel(encoder, head), EOWOptions(), 3, (4,)).shift == 0
 
 
 def test_settling_is_in_the_mode_of_training_and_moves_no_statistics() -> None:

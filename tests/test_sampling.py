@@ -187,12 +187,14 @@ def test_sampling_leaves_statistics_modes_and_gradients_alone() -> None:
     tail.train()
     tail[2].eval()
     before = {name: value.clone() for name, value in tail.state_dict().items()}
-    z = sample(tail, torch.randn(8, 4, generator=stream()), steps=5)
+    start = torch.randn(8, 4, generator=stream())
+    chain = run_chain(tail, start, steps=5)
+    z = sample(tail, start, steps=5)
     assert all(torch.equal(before[name], value) for name, value in tail.state_dict().items())
     assert tail.training
     assert not tail[2].training
     assert all(p.grad is None for p in tail.parameters())
-    assert not z.requires_grad
+    assert not any(each.requires_grad for each in (z, chain.z, chain.energy))
 
 
 def test_same_stream_same_chain_and_global_generator_untouched() -> None:
@@ -243,6 +245,24 @@ def test_mixed_starts_lie_between_two_points_of_different_classes() -> None:
     weights = share[share > 0]
     assert abs(weights.mean().item() - 0.5) < 0.02
     assert abs(weights.var().item() - 1 / 12) < 0.01  # uniform
+
+
+def test_a_map_is_mixed_whole_or_started_anew_whole() -> None:
+    """(N, C, H, W): one share for all of a chain's map, and a slot keeps all of its map or none."""
+    labels = torch.arange(6) % 3
+    features = (labels + 1.0).view(-1, 1, 1, 1) * torch.randn(2, 4, 5, generator=stream())
+    mixed = mixed_pairs(features, labels, 200, stream(1))
+    pattern = features[0]  # of the first class; the others are two and three times it
+    share = (mixed / pattern).flatten(1)
+    assert mixed.shape == (200, 2, 4, 5)
+    torch.testing.assert_close(share, share[:, :1].expand_as(share))
+    assert ((share[:, 0] > 1) & (share[:, 0] < 3)).all()
+    buffer = ReplayBuffer(50, (2, 4, 5), width=0.1, restart=0.5)
+    buffer.fill(stream())
+    buffer.store(torch.full_like(buffer.draw(50, stream(1)), 7.0))
+    kept = (buffer.draw(50, stream(2)) == 7).flatten(1)
+    assert torch.equal(kept.all(1), kept.any(1))
+    assert 10 < kept.all(1).sum() < 40
 
 
 def test_mixture_has_its_shares_in_order() -> None:

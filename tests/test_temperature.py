@@ -89,6 +89,17 @@ def test_with_a_prior_another_optimiser_finds_the_most_probable_temperature(widt
     assert 0 < np.log(found) / np.log(fit_temperature(z, y)) < 1  # between the prior's 1 and the data's own
 
 
+@pytest.mark.parametrize("samples", [1, 2, 3, 5])
+@pytest.mark.parametrize("width", [0.5, 2.0])
+def test_with_a_prior_the_slope_is_zero_of_a_few_wrong_samples_too(samples: int, width: float) -> None:
+    """The objective of so few is flat: by differences of its own, not within some of its values."""
+    z, y = problem(10, samples, temperature=3.0)
+    y[0] = z[0].argsort()[-2]
+    log, step = np.log(fit_temperature(z, y, width=width)), 1e-4
+    before, after = (samples * nll(z / np.exp(each), y) + each**2 / (2 * width**2) for each in (log - step, log + step))
+    assert abs(after - before) / (2 * step) < 1e-6
+
+
 def test_many_samples_outweigh_the_prior() -> None:
     """Its pull on log T is 1/width² against an information that grows with the samples: ten times, a tenth of it."""
     z, y = problem(10, samples=60, temperature=3.0)
