@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from arguments import writable
+from arguments import whole, writable
 from sklearn.datasets import load_digits, make_classification
 from sklearn.metrics import log_loss
 
@@ -66,7 +66,7 @@ def measured(problem: Problem, seed: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=whole, default=3, help="how many")
     parser.add_argument("--json", type=writable, help="write the figures there")
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {}

@@ -58,6 +58,21 @@ def test_the_two_numbers_are_the_minimum_of_the_objective(scale: float) -> None:
     assert LOW <= log <= HIGH
 
 
+@pytest.mark.parametrize("lam", [0.02, 0.5])
+def test_there_the_objective_has_no_slope(lam: float) -> None:
+    """In log s and in b, by autograd: values alone hardly see the part of λ's that is small."""
+    data, chains = logits(200, 1.5, 1), logits(64, 1.5, 2)
+    labels = data[:, :5].argmax(1)
+    labels[:80] = np.random.default_rng(3).integers(0, 5, 80)
+    log, b = (torch.tensor(each, requires_grad=True) for each in scale_and_shift(data, labels, chains, lam))
+    assert LOW + 0.01 < log < HIGH - 0.01
+    shift = torch.nn.functional.pad(b[None], (5, 0))
+    known = cross_entropy(log.exp() * torch.from_numpy(data) + shift, torch.from_numpy(labels))
+    unknown = -(log.exp() * torch.from_numpy(chains) + shift).log_softmax(1)[:, -1]
+    for slope in torch.autograd.grad(known + lam * unknown.mean(), (log, b)):
+        assert abs(slope) < 1e-4
+
+
 def test_where_nothing_holds_the_scale_back_only_its_bound_does() -> None:
     data = 3 * np.eye(6)[np.arange(60) % 5]
     log, _ = scale_and_shift(data, np.arange(60) % 5, np.zeros((10, 6)), 1e-6)
@@ -94,28 +109,52 @@ def small_method(**options: Any) -> EOW:
 
 def test_rounds_that_go_to_and_fro_get_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is the first that turns round. One that goes on in its direction may go as far as the last."""
-    logs, lows = [-0.3, 0.2, -0.3, 0.2, -0.2, -0.2, 0.2, 0.05], []
+    logs, lows, highs = [-0.3, 0.2, -0.3, 0.2, -0.2, -0.2, 0.2, 0.05], [], []
 
     def found(method: Any, x: Any, y: Any, low: float, high: float) -> list[float]:
         lows.append(low)
+        highs.append(high)
         return [logs[len(lows) - 1], 0.0]
 
     monkeypatch.setattr("eow.methods.onset.one_round", found)
     method = small_method()
     before = method.model.head.weight.detach().clone()
     settle(method, torch.randn(6, 4), torch.arange(6) % 3)
-    assert lows == [LOW / part for part in (1, 1, 2, 4, 8, 16, 16, 32)]
+    parts = (1, 1, 2, 4, 8, 16, 16, 32)
+    assert lows == [LOW / part for part in parts]
+    back = [-sum(logs[:count]) for count in range(8)]  # what would bring the logits back to where they were
+    assert highs == pytest.approx([min(HIGH / part, most) for part, most in zip(parts, back)])
     torch.testing.assert_close(method.model.head.weight, before * math.exp(sum(logs)))
 
 
+def test_there_are_eight_rounds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these wants another one; together they divide the logits by 11."""
+    monkeypatch.setattr("eow.methods.onset.one_round", lambda *_: [-0.3, 0.0])
+    method = small_method()
+    before = method.model.head.weight.detach().clone()
+    settle(method, torch.randn(6, 4), torch.arange(6) % 3)
+    torch.testing.assert_close(method.model.head.weight, before * math.exp(-2.4))
+    assert math.exp(2.4) < 30
+
+
+@pytest.mark.parametrize("found", [[-0.3, math.nan], [math.nan, 1.0], [-0.3, -math.inf]])
+def test_what_is_not_finite_settles_nothing(monkeypatch: pytest.MonkeyPatch, found: list[float]) -> None:
+    monkeypatch.setattr("eow.methods.onset.one_round", lambda *_: found)
+    method = small_method()
+    before = [each.detach().clone() for each in method.model.parameters()]
+    settle(method, torch.randn(6, 4), torch.arange(6) % 3)
+    assert all(torch.equal(one, other) for one, other in zip(before, method.model.parameters()))
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0])
 @pytest.mark.parametrize("share", [0.5, 2.0])
-def test_chains_that_have_run_away_are_no_reason_to_settle(share: float) -> None:
-    """Finite as they are: the bound is that of a training step."""
+def test_chains_that_have_run_away_are_no_reason_to_settle(share: float, offset: float) -> None:
+    """Finite as they are: the bound is that of a training step, for log h[K+1], which has no offset."""
     method = small_method(steps=0, chains=6)
     x, y = torch.randn(6, 4), torch.arange(6) % 3
     with torch.no_grad():
         method.model.head.weight.zero_()
-        method.model.head.bias.copy_(torch.tensor([0.0, 0.0, 0.0, -share * LARGEST_ENERGY]))
+        method.model.head.bias.copy_(LARGEST_ENERGY * (offset + torch.tensor([0.0, 0.0, 0.0, -share])))
     log, shift = one_round(method, x, y, LOW, 0.0)
     assert math.isfinite(log) == math.isfinite(shift) == (share < 1)
 

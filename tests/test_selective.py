@@ -84,6 +84,16 @@ def test_a_faultless_record_is_certified_as_soon_as_it_is_long_enough() -> None:
     assert found == (0.0, 1.0, 0.0, pytest.approx(1 - (0.05 / 10) ** (1 / 1000)))
 
 
+def test_a_single_sample_is_a_candidate_only_where_there_is_no_other() -> None:
+    """At δ = .9 one right answer bounds the risk by 1 - .9 = .1, and two by 1 - √.9 = .051 (log2 2 is one test)."""
+    assert certified_threshold([0.9, 0.5], [1, 0], max_risk=0.11, delta=0.9) is None
+    alone, both = certified_threshold([0.9], [1], 0.11, 0.9), certified_threshold([0.9, 0.5], [1, 1], 0.11, 0.9)
+    assert alone is not None
+    assert both is not None
+    assert (alone.threshold, both.threshold) == (0.9, 0.5)
+    assert (alone.bound, both.bound) == (pytest.approx(0.1), pytest.approx(1 - math.sqrt(0.9)))
+
+
 def test_the_ends_of_every_argument() -> None:
     assert certified_threshold([0.5], [1], max_risk=0.5) is None  # one right answer shows next to nothing
     assert certified_threshold([0.5], [1], max_risk=0.95) == (0.5, 1.0, 0.0, pytest.approx(0.95))
