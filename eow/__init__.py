@@ -15,7 +15,7 @@ The public names are imported when they are first used: `import eow` costs next 
                     deployed.py runs an .onnx file, answering.py is `eow predict`
     underneath      storage.py and mapping.py (files), seeds.py, switches.py and threads.py (torch's global state),
                     errors.py, plain.py and console.py (what a person reads)
-    besides         demo.py, theory.py (the paper's, on a finite grid)
+    besides         demo.py, theory.py (the paper's, on a finite grid) and theorydrawing.py, its picture
 
     __main__.py is `python -m eow`. data/, models/, methods/, sampling/, metrics/, bench/, report/ and cli/ have such a
     list each; play/ is the page to draw on, paper/ the paper's tables.

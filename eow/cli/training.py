@@ -188,7 +188,7 @@ def theory(
     """Draw where training with exact sampling comes to rest, for each energy and a mixture in one dimension: the data's
     density, the known mass and the unknown."""
     from eow.console import print_table
-    from eow.theory import draw
+    from eow.theorydrawing import draw
 
     rows = draw(out, lam=lam)
     columns = ["energy", "rank correlation with p", "largest deviation from proportional"]
