@@ -277,6 +277,7 @@ def test_a_big_table_is_not_copied_whole() -> None:
         (lambda: scores([[0.5, 0.5]], None, [[1.0, np.inf]], [0.5]), "logits has 1"),
         (lambda: scores([[0.5, 0.5]], None, [[1.0, np.nan]], [0.5]), "logits has 1"),
         (lambda: scores([[0.5, np.nan]], None, None, [0.5]), "nan"),
+        (lambda: scores([[0.5, 0.5]], None, None, [np.nan]), "confidence has 1"),
         (lambda: scores([[5.0, 1.0]], None, None, [0.5]), "probs ranges"),
         (lambda: scores([[0.5, 0.5]], [2.0], None, [0.5]), "unknown ranges"),
         (lambda: scores([[0.5, 0.5]], [0.0, 0.0], None, [0.5]), "same samples"),

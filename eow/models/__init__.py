@@ -7,6 +7,7 @@ of others   surgery.py (eow.upgrade) has one read as a graph, cut in two and wid
             probing.py     a batch it can take          constant.py    what either part can compute for itself
             cutting.py     the two parts                widening.py    the last layer, K to K+1
             comparing.py   whether they compute what it did
+            plaintail.py   the second as plain layers
             headless.py    the two parts of a model that is not read, cut before its last layer
 """
 

@@ -5,19 +5,16 @@ what either part can find for itself, which is constants and the size of the bat
 """
 
 import keyword
-from collections import OrderedDict
-from math import prod
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, fx, nn
 from torch.fx.graph_module import reduce_graph_module
-from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from eow.errors import EowError
 from eow.models.constant import constants, moves
 from eow.models.keeping import CHANGES, new, version
+from eow.models.plaintail import plain_tail
 from eow.models.split import INPUT
 from eow.models.tracing import ROOT, Detached, Traced
 
@@ -202,7 +199,7 @@ def split(traced: Traced, cut: fx.Node, seen: tuple[Seen, Seen]) -> tuple[nn.Mod
     for node in reversed(nodes[:position]):  # constants that were made before the cut and are needed after it
         if node in fixed and set(node.users).intersection(rest):
             rest.insert(0, node)
-    tail = plain_tail(traced, cut, nodes[position + 1 : -1], seen)
+    tail = plain_tail(traced, cut, nodes[position + 1 : -1], seen[0].shapes, fixed)
     return encoder, tail or part(traced, cut, rest, output, batch_sizes(seen))
 
 
@@ -218,73 +215,6 @@ def part(traced: Traced, entry: fx.Node, nodes: list[fx.Node], result: fx.Node, 
     graph.output(copies[result])
     targets = {str(node.target) for node in nodes if node.op in ("call_module", "get_attr")}
     return Part({target: traced.parts[target] for target in traced.parts if target in targets}, graph)
-
-
-def plain_tail(traced: Traced, cut: fx.Node, nodes: list[fx.Node], seen: tuple[Seen, Seen]) -> nn.Module | None:
-    """The tail as nn.Sequential where it is a chain of layers, since chains run fastest through that; else None."""
-    batch_size, fixed = batch_sizes(seen), constants(list(traced.graph.nodes), seen[0].moving)
-    shapes = seen[0].shapes
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    previous = cut
-    for node in nodes:
-        if node in batch_size or node in fixed or node not in shapes:
-            if node in shapes:
-                return None
-            continue  # sizes: a flatten needs none of them
-        if node.op == "call_module":
-            # More than one argument, and the module is no layer of a chain.
-            found = [traced.parts[str(node.target)]] if node.args == (previous,) and not node.kwargs else []
-        else:
-            found = layers_for(node, previous, shapes)
-        if not found:
-            return None
-        for number, layer in enumerate(found):
-            path = str(node.target) if node.op == "call_module" else f"{node.name}_{number}"
-            if path in layers:
-                return None
-            layers[path] = layer
-        previous = node
-    return nested(list(layers.items())) if previous is list(traced.graph.nodes)[-1].args[0] else None
-
-
-def layers_for(node: fx.Node, previous: fx.Node, shapes: dict[fx.Node, tuple[int, ...]]) -> list[nn.Module]:
-    """A function as layers that compute the same, where it is one of the few that end most networks."""
-    if node.args[:1] != (previous,) or previous not in shapes:
-        return []
-    before, after = shapes[previous], shapes[node]
-    if node.target in (F.relu, torch.relu, "relu"):
-        return [nn.ReLU()]
-    if node.target in (torch.flatten, "flatten", "reshape", torch.reshape) and after == (before[0], prod(before[1:])):
-        return [nn.Flatten()]
-    if node.target is F.adaptive_avg_pool2d and after == (*before[:2], 1, 1):
-        return [nn.AdaptiveAvgPool2d(1)]
-    if node.target in (torch.mean, "mean") and len(before) == 4 and after == before[:2]:
-        over = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-        if isinstance(over, list | tuple) and {axis % 4 for axis in over if isinstance(axis, int)} == {2, 3}:
-            return [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return []
-
-
-def nested(layers: list[tuple[str, nn.Module]]) -> nn.Sequential | None:
-    """Sequentials in Sequentials, so that every layer keeps its path: None where the order does not allow it."""
-    groups: OrderedDict[str, list[tuple[str, nn.Module]]] = OrderedDict()
-    previous = None
-    for path, layer in layers:
-        name, _, rest = path.partition(".")
-        if (name != previous and name in groups) or hasattr(nn.Sequential, name):
-            return None
-        groups.setdefault(name, []).append((rest, layer))
-        previous = name
-    children: OrderedDict[str, nn.Module] = OrderedDict()
-    for name, members in groups.items():
-        if members[0][0]:
-            inner = nested(members)
-            if inner is None:
-                return None
-            children[name] = inner
-        else:
-            children[name] = members[0][1]
-    return nn.Sequential(children)
 
 
 def one_name_each(cuts: dict[str, fx.Node]) -> list[str]:
