@@ -1,5 +1,7 @@
 """Calibration errors against hand-worked cases, torchmetrics, netcal, relplot, scikit-learn and scipy."""
 
+import inspect
+
 import numpy as np
 import pytest
 import relplot
@@ -11,6 +13,7 @@ from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
 from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
 
+from eow import metrics
 from eow.errors import EowError
 from eow.metrics import (
     Reliability,
@@ -40,6 +43,15 @@ def sample(seed: int, count: int = 400, classes: int = 5) -> tuple[np.ndarray, n
 def top(seed: int, count: int = 400) -> tuple[np.ndarray, np.ndarray]:
     probs, labels = sample(seed, count)
     return probs.max(1), probs.argmax(1) == labels
+
+
+def test_there_are_fifteen_bins_unless_one_asks_for_others() -> None:
+    """As in the paper; an error and its null must have the same."""
+    functions = {name: inspect.signature(getattr(metrics, name)).parameters for name in metrics.__all__}
+    bins = {name: each["bins"].default for name, each in functions.items() if "bins" in each}
+    bins.pop("reliability_interval")  # takes the bins themselves
+    assert {*bins} >= {"reliability", "ece", "mce", "brier_parts", "null_ece", "null_mce"}
+    assert {name: default for name, default in bins.items() if default != 15} == {}
 
 
 def test_five_samples_by_hand() -> None:

@@ -26,6 +26,8 @@ from eow.metrics import (
     null_smooth_ece,
     smooth_ece,
 )
+from eow.metrics.binning import sums_by_mass
+from eow.metrics.checks import NOTHING
 
 PAIRS = [
     (ece, null_ece),
@@ -40,6 +42,17 @@ def likely(count: int, mean: float, spread: float = 0.25, seed: int = 0) -> np.n
     """Confidences whose mean is a calibrated model's accuracy; their variance is `spread` of mean·(1 - mean)."""
     strength = (1 - spread) / spread
     return np.random.default_rng(seed).beta(mean * strength, (1 - mean) * strength, count)
+
+
+@pytest.mark.parametrize("bins", [1, 3, 7, 40])
+def test_a_bin_that_gets_some_of_several_equals_has_its_part_of_their_variance(bins: int) -> None:
+    """m of the n samples that are all p sure have m/n of how many of these are right: m²/n · p(1-p)."""
+    confidence = np.random.default_rng(bins).choice([0.05, 0.3, 0.5, 0.55, 0.9], 40)
+    expected = [
+        sum((part == p).sum() ** 2 / (confidence == p).sum() * p * (1 - p) for p in np.unique(part))
+        for part in np.array_split(np.sort(confidence), bins)
+    ]
+    np.testing.assert_allclose(sums_by_mass(confidence, NOTHING, bins).variance, expected, rtol=1e-9)
 
 
 def exact(confidence: list[float], bins: int) -> float:
