@@ -12,7 +12,7 @@ from eow.config import TrainConfig
 from eow.distributed import Place
 from eow.errors import EowError
 from eow.methods import METHODS
-from eow.training import Training, learning_rate
+from eow.training import Training, learning_rate, make_optimizer
 from eow.typed import build
 
 CPU = torch.device("cpu")
@@ -48,13 +48,52 @@ def test_short_trainings_have_a_schedule_too(per_epoch: int) -> None:
         assert max(rates) > 0.05  # something is learnt: the end of the cycle alone would be nothing
 
 
+def optimised(**settings: object) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """Where a parameter begins, the gradients of four steps, and where it ends."""
+    stream = torch.Generator().manual_seed(0)
+    begin, *gradients = torch.randn(5, 7, generator=stream, dtype=torch.float64).unbind()
+    module = torch.nn.ParameterList([begin.clone()])
+    optimizer = make_optimizer(module, build(TrainConfig, settings, "train"), torch.tensor(0.1))
+    for gradient in gradients:
+        module[0].grad = gradient.clone()
+        optimizer.step()
+    return begin.numpy(), [each.numpy() for each in gradients], module[0].detach().numpy()
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, True)])
+def test_sgd_is_its_formula(momentum: float, nesterov: bool) -> None:
+    """Sutskever et al. 2013, with the decay in the gradient; without momentum there is nothing to look ahead with."""
+    w, gradients, end = optimised(optimizer="sgd", lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=0.05)
+    velocity = np.zeros(7)
+    for gradient in gradients:
+        slope = gradient + 0.05 * w
+        velocity = momentum * velocity + slope
+        w = w - 0.1 * (slope + momentum * velocity if nesterov else velocity)
+    np.testing.assert_allclose(end, w, rtol=1e-12)
+
+
+def test_adam_is_its_formula() -> None:
+    """Loshchilov and Hutter 2019: the decay is no part of the gradient."""
+    w, gradients, end = optimised(optimizer="adam", lr=0.1, weight_decay=0.05)
+    mean, square = np.zeros(7), np.zeros(7)
+    for step, gradient in enumerate(gradients, 1):
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        w = (1 - 0.1 * 0.05) * w - 0.1 * (mean / (1 - 0.9**step)) / (np.sqrt(square / (1 - 0.999**step)) + 1e-8)
+    np.testing.assert_allclose(end, w, rtol=1e-7)
+
+
 def make_training(
-    method: str = "eow", batch: int = 30, device: torch.device = CPU, unknown: str = "linear", **settings: object
+    method: str = "eow",
+    batch: int = 30,
+    device: torch.device = CPU,
+    unknown: str = "linear",
+    options: dict | None = None,
+    **settings: object,
 ) -> Training:
     kind = METHODS[method]
     x, y = map(torch.from_numpy, blobs())
     model = small_model(extra=kind.extra_outputs, unknown=unknown)
-    trained = kind(model, build(kind.Options, {}, "method"), 3, (4,)).to(device)
+    trained = kind(model, build(kind.Options, options or {}, "method"), 3, (4,)).to(device)
     trained.prepare(device)
     loader = LoaderBatches(DataLoader(TensorDataset(x, y), batch, shuffle=True), 3, device)
     return Training(
@@ -64,6 +103,36 @@ def make_training(
         Place(device),
         0,
     )
+
+
+def test_every_epoch_is_in_the_mode_of_training() -> None:
+    training, modes = make_training("vanilla", epochs=2), []
+    training.method.model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    for _ in training.epochs():
+        training.method.eval()  # as who predicts in between may leave it
+    assert modes == [True] * 20
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32), ("auto", torch.float32)]
+)
+def test_the_network_computes_in_the_precision_that_is_asked_for(precision: str, dtype: torch.dtype) -> None:
+    training, found = make_training("vanilla", precision=precision, epochs=1), set()
+    training.method.model.head.register_forward_hook(lambda module, _, output: found.add(output.dtype))
+    list(training.epochs())
+    assert found == {dtype}
+
+
+def test_epochs_on_what_was_held_out_keep_the_last_rate() -> None:
+    """Also where a milestone lies at the end."""
+    training = make_training("vanilla", epochs=2, schedule="step", milestones=[1, 2], gamma=0.5, holdout_epochs=2)
+    training.holdout = training.batches
+    assert [line["lr"] for line in training.epochs()] == [0.01, 0.005, 0.005, 0.005]
+
+
+def test_a_term_that_would_never_begin_is_told_of_before_anything_is_trained() -> None:
+    with pytest.raises(EowError, match="the energy term would never start"):
+        make_training(options={"start_epoch": 20})
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
