@@ -57,12 +57,10 @@ def write_record(folder: Path, grid: Grid, table: Table, runs: Path, command: st
     write_table(table, folder)
     lines = [{"run": name, **line} for name, each in found.items() for line in storage.Log(each / "log.jsonl").read()]
     write_text(folder / "log.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    write_text(folder / "record.md", describe(grid, table, environment, command, wall, summaries))
+    write_text(folder / "record.md", describe(table, environment, command, wall, summaries))
 
 
-def describe(
-    grid: Grid, table: Table, environment: Table, command: str, wall: float, summaries: dict[str, Table]
-) -> str:
+def describe(table: Table, environment: Table, command: str, wall: float, summaries: dict[str, Table]) -> str:
     """record.md: the command, the machine, the minutes and the numbers together."""
     state = f"commit `{environment['commit']}`" if environment["commit"] else "no commit (not run from a checkout)"
     if environment["uncommitted"]:
