@@ -260,9 +260,16 @@ def test_what_is_wrong_with_named_logits_is_said_by_the_models_own_names() -> No
     model = Named(lambda logits, loss: {"logits": logits.softmax(1)})
     with pytest.raises(EowError, match=r"^score cannot be taken off Named \(what the two say together"):
         eow.upgrade(model, example=torch.randn(5, 4), trace=False)
-    model = Named(lambda logits, loss: logits if loss is None else {"logits": logits})
-    with pytest.raises(EowError, match=r"^in training, without its last linear layer, score, the model cannot"):
+    model = Named(lambda logits, loss: logits if loss is None else (logits, loss))
+    with pytest.raises(EowError, match=r"^in training Named returns a tuple: .* alone there too, without auxiliary"):
         eow.upgrade(model, example=torch.randn(5, 4), trace=False)
+
+
+def test_a_forward_that_needs_more_than_one_tensor_is_not_blamed_on_the_example() -> None:
+    model = Then(lambda self, z, f: f)
+    model.forward = lambda x, lengths: model.last(x)
+    with pytest.raises(EowError, match=r"Then.forward cannot be called with one tensor alone .*'lengths'.*: wrap"):
+        eow.upgrade(model, example=torch.randn(5, 4), trace=False, copy=False)
 
 
 @pytest.mark.parametrize("kind", ["Bert", "DistilBert", "Roberta", "GPT2", "ViT", "Wav2Vec2"])

@@ -24,8 +24,8 @@ from eow.models.comparing import (
     same,
     unsteady,
 )
-from eow.models.probing import at_rest, evaluated, probe
-from eow.models.refusing import PAIR, refuse_closures, with_closures
+from eow.models.probing import at_rest, described, evaluated, probe
+from eow.models.refusing import PAIR, refuse_arguments, refuse_closures, with_closures
 from eow.models.split import SplitModel
 from eow.models.widening import checked_head, refuse_quantized
 from eow.plain import first_line
@@ -58,6 +58,7 @@ def without_head(whole: nn.Module, classes: int | None, example: Any, original: 
         for path, module in whole.named_modules():
             refuse_quantized(path or "the model", module)
         raise EowError("the model has no nn.Linear: end it in one, whose outputs are the logits")
+    refuse_arguments(whole)
     speaking: nn.Module = Logits(whole)
     x = probe(speaking, whole.modules(), example)
     alone = isinstance(evaluated(whole, x), Tensor)
@@ -106,6 +107,11 @@ def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, orig
         expected = in_training(whole, x)
     except Exception:  # whatever somebody else's modules raise
         return
+    if not isinstance(expected.logits, Tensor):
+        raise EowError(
+            f"in training {type(original).__name__} returns {described(expected.logits)}: let it return the logits "
+            f"alone there too, without auxiliary outputs, {PAIR}"
+        )
     try:
         found = in_training(parts, x)
     except Exception as error:
