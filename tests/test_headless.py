@@ -256,6 +256,24 @@ def test_nothing_else_is_searched_for_logits(kind: Callable[..., Any], what: str
         eow.upgrade(Named(kind), example=torch.randn(5, 4), trace=False)
 
 
+class Keyed(nn.Linear):
+    def __init__(self, key: str) -> None:
+        super().__init__(4, 4)
+        self.last, self.key = nn.Linear(4, 3), key
+
+    def forward(self, x: Tensor) -> Any:
+        return {self.key: self.last(super().forward(x))}
+
+
+def test_who_is_refused_for_named_logits_is_told_of_trace() -> None:
+    x = torch.randn(5, 4)
+    with pytest.raises(EowError, match=r"returns a dict: make its forward return the logits alone, .* trace=False"):
+        eow.upgrade(Keyed("logits"), example=x)
+    assert eow.upgrade(Keyed("logits"), example=x, trace=False)(x).shape == (5, 4)
+    with pytest.raises(EowError, match=r"returns a dict: make its forward return the logits alone, or pass the two"):
+        eow.upgrade(Keyed("scores"), example=x)
+
+
 def test_what_is_wrong_with_named_logits_is_said_by_the_models_own_names() -> None:
     model = Named(lambda logits, loss: {"logits": logits.softmax(1)})
     with pytest.raises(EowError, match=r"^score cannot be taken off Named \(what the two say together"):
