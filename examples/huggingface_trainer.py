@@ -15,17 +15,6 @@ from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClass
 import eow
 
 
-class Logits(nn.Module):
-    """The model as a function of one tensor to its logits, which is what `upgrade` takes."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        return self.body(pixel_values).logits
-
-
 class OpenWorldTrainer(Trainer):
     """Trains an upgraded model: the loss is ours, all else is the Trainer's."""
 
@@ -55,7 +44,7 @@ def main() -> None:
             report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False,
         )  # fmt: skip
         Trainer(net, settings, train_dataset=rows).train()  # cross-entropy first, as always
-        model = eow.upgrade(Logits(net), example=x[:1], trace=False)
+        model = eow.upgrade(net, example=x[:1], trace=False)  # the `logits` of what it returns
         OpenWorldTrainer(model, args=settings, train_dataset=rows).train()
     said, strange = (eow.predict(model, each, unknown_rate=0.1) for each in (x[known], x[~known]))
     print(f"accuracy on 0-7 (the digits it was trained on) {(said.probs.argmax(1) == y[known]).float().mean():.3f}")

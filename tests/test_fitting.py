@@ -1249,3 +1249,17 @@ def test_gradient_descent_does_not_run_away_with_the_square(lr: float) -> None:
     assert (known.label == y).all()
     assert strange.unknown.mean() > 5 * known.unknown.mean()
     assert model.head.square.abs().max() > 1e-3  # it learns
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_a_norm_of_the_batch_alone_is_trained(trace: bool) -> None:
+    """It has no running statistics, so no forward takes a single row, not even to see a shape."""
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 4), torch.arange(64) % 3
+    model = upgrade(
+        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)), trace=trace
+    )
+    assert OpenWorldLoss(model, steps=2)(x, y).isfinite()
+    fit(model, (x, y), epochs=1, batch=16, steps=2)
+    said = predict(model, x)
+    torch.testing.assert_close(said.probs.sum(1) + said.unknown, torch.ones(64))

@@ -1,9 +1,13 @@
 """`eow.upgrade(model, trace=False)`: a model that is not read, but only parted from its last layer."""
 
 import copy
+import dataclasses
 import io
 import threading
+from collections import UserDict, namedtuple
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -195,14 +199,141 @@ def test_an_inner_function_that_holds_layers_is_told(own: bool) -> None:
         eow.upgrade(model, example=torch.randn(5, 4), trace=False, copy=own)
 
 
-def test_a_compiled_layer_is_wrapped_anew() -> None:
-    x, model = torch.randn(5, 4), Then(lambda self, z, f: f)
-    model.body = torch.compile(model.body, backend="eager")
+@dataclasses.dataclass
+class Output:
+    logits: Any
+    loss: Any = None
+
+
+class Named(nn.Module):
+    """Returns its logits in something, in training with another loss beside them."""
+
+    def __init__(self, kind: Callable[..., Any]) -> None:
+        super().__init__()
+        self.body, self.drop, self.score, self.kind = nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3), kind
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.score(self.drop(self.body(x).relu()))
+        return self.kind(logits=logits, loss=logits.square().mean() if self.training else None)
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, Output])
+@pytest.mark.parametrize("own", [True, False])
+def test_logits_that_are_returned_by_that_name_are_taken(kind: Callable[..., Any], own: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Named(kind).eval(), torch.randn(40, 4)
+    before, state = model(x), copy.deepcopy(model.state_dict())
+    expected = before.logits if kind is Output else before["logits"]
+    for upgraded in (eow.upgrade(model, trace=False, copy=own), eow.upgrade(model, example=x, trace=False, copy=own)):
+        assert torch.equal(upgraded(x)[:, :-1], expected)
+        assert type(model(x)) is kind
+    model.train()
+    torch.manual_seed(1)
+    expected = model.score(model.drop(model.body(x).relu()))
+    torch.manual_seed(1)
+    assert torch.equal(upgraded.train()(x)[:, :-1], expected)
+    trained = copy.deepcopy(upgraded)
+    eow.fit(trained, (x, torch.arange(40) % 3), epochs=1, steps=2)
+    assert all(torch.equal(each, state[name]) for name, each in model.state_dict().items())
+    again = eow.upgrade(Named(kind), trace=False)
+    again.load_state_dict(trained.state_dict())
+    assert torch.equal(eow.predict(again, x).probs, eow.predict(trained, x).probs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (namedtuple("Pair", "logits loss"), "a Pair"),
+        (SimpleNamespace, "a SimpleNamespace"),
+        (lambda logits, loss: {"scores": logits}, "a dict"),
+        (lambda logits, loss: {"logits": [logits]}, "a dict"),
+        (lambda logits, loss: Output([logits]), "a Output"),
+        (lambda logits, loss: Output, "a type"),
+    ],
+)
+def test_nothing_else_is_searched_for_logits(kind: Callable[..., Any], what: str) -> None:
+    with pytest.raises(EowError, match=f"returns {what}: make its forward return the logits alone"):
+        eow.upgrade(Named(kind), example=torch.randn(5, 4), trace=False)
+
+
+class Keyed(nn.Linear):
+    def __init__(self, key: str) -> None:
+        super().__init__(4, 4)
+        self.last, self.key = nn.Linear(4, 3), key
+
+    def forward(self, x: Tensor) -> Any:
+        return {self.key: self.last(super().forward(x))}
+
+
+def test_who_is_refused_for_named_logits_is_told_of_trace() -> None:
+    x = torch.randn(5, 4)
+    with pytest.raises(EowError, match=r"returns a dict: make its forward return the logits alone, .* trace=False"):
+        eow.upgrade(Keyed("logits"), example=x)
+    assert eow.upgrade(Keyed("logits"), example=x, trace=False)(x).shape == (5, 4)
+    with pytest.raises(EowError, match=r"returns a dict: make its forward return the logits alone, or pass the two"):
+        eow.upgrade(Keyed("scores"), example=x)
+
+
+def test_what_is_wrong_with_named_logits_is_said_by_the_models_own_names() -> None:
+    model = Named(lambda logits, loss: {"logits": logits.softmax(1)})
+    with pytest.raises(EowError, match=r"^score cannot be taken off Named \(what the two say together"):
+        eow.upgrade(model, example=torch.randn(5, 4), trace=False)
+    model = Named(lambda logits, loss: logits if loss is None else (logits, loss))
+    with pytest.raises(EowError, match=r"^in training Named returns a tuple: .* alone there too, without auxiliary"):
+        eow.upgrade(model, example=torch.randn(5, 4), trace=False)
+
+
+def test_a_forward_that_needs_more_than_one_tensor_is_not_blamed_on_the_example() -> None:
+    model = Then(lambda self, z, f: f)
+    model.forward = lambda x, lengths: model.last(x)
+    with pytest.raises(EowError, match=r"Then.forward cannot be called with one tensor alone .*'lengths'.*: wrap"):
+        eow.upgrade(model, example=torch.randn(5, 4), trace=False, copy=False)
+
+
+@pytest.mark.parametrize("kind", ["Bert", "DistilBert", "Roberta", "GPT2", "ViT", "Wav2Vec2"])
+def test_models_of_hugging_face_come_as_they_are(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    text = {"vocab_size": 20, "pad_token_id": 1}
+    images, sounds = {"image_size": 8, "patch_size": 4, "num_channels": 1}, {"conv_dim": (8,), "conv_kernel": (10,)}
+    options = {
+        "DistilBert": {**text, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
+        "GPT2": {**text, "n_embd": 16, "n_layer": 1, "n_head": 2},
+        "ViT": {**small, **images},
+        "Wav2Vec2": {**small, **sounds, "conv_stride": (5,), "num_feat_extract_layers": 1, "classifier_proj_size": 8,
+                     "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2},
+    }.get(kind, {**small, **text})  # fmt: skip
+    task = "ForImageClassification" if kind == "ViT" else "ForSequenceClassification"
+    model = getattr(transformers, kind + task)(getattr(transformers, f"{kind}Config")(**options, num_labels=3)).eval()
+    x = {"ViT": torch.randn(6, 1, 8, 8), "Wav2Vec2": torch.randn(6, 400)}.get(kind, torch.randint(2, 20, (6, 7)))
+    upgraded = eow.upgrade(model, example=x, trace=False)
+    exact = {"rtol": 0, "atol": 1e-6 if kind == "GPT2" else 0}  # which scores all words, and then takes the last
+    torch.testing.assert_close(upgraded(x)[:, :-1], model(x).logits, **exact)
+    eow.OpenWorldLoss(upgraded.train(), steps=1)(x, torch.arange(6) % 3).backward()
+    idle = {name for name, each in upgraded.named_parameters() if each.grad is None}
+    assert idle <= {"encoder.model.wav2vec2.masked_spec_embed"}
+    upgraded.odds.fill_(0.02)
+    if kind in ("Bert", "ViT"):
+        told = eow.export_model(upgraded, tmp_path / "model.pt2", x, format="torch")
+        assert told["compared_on"] == "the example"
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("trace", [True, False])
+def test_a_compiled_layer_is_wrapped_anew(trace: bool, own: bool) -> None:
+    """The remedy for a function in the place of a forward, to delete it, would take the layer's only one."""
+    x, model = torch.randn(5, 4), nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    compiled = model[0] = torch.compile(model[0], backend="eager")
     before = model.eval()(x)
-    upgraded = eow.upgrade(model, example=x, trace=False, copy=False)
+    upgraded = eow.upgrade(model, example=x, trace=trace, copy=own)
     assert torch.equal(upgraded(x)[:, :-1], before)
-    assert upgraded.encoder.body._orig_mod is not model.body._orig_mod
-    assert upgraded.encoder.body._orig_mod.weight is model.body._orig_mod.weight
+    weights = {name.rpartition("_orig_mod.")[2]: each for name, each in upgraded.encoder.named_parameters()}
+    assert (weights["weight"] is compiled._orig_mod.weight) != own
+    with torch.no_grad():
+        weights["weight"].add_(1)
+    assert not torch.equal(upgraded(x)[:, :-1], before)
+    assert torch.equal(model(x), before) == own
 
 
 class Frees(Then):

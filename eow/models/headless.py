@@ -5,6 +5,8 @@ before that layer, and it must be the last thing that the model does.
 """
 
 import copy as copying
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -22,13 +24,30 @@ from eow.models.comparing import (
     same,
     unsteady,
 )
-from eow.models.probing import at_rest, evaluated, probe
-from eow.models.refusing import PAIR, refuse_closures, with_closures
+from eow.models.probing import at_rest, described, evaluated, probe
+from eow.models.refusing import PAIR, refuse_arguments, refuse_closures, with_closures
 from eow.models.split import SplitModel
 from eow.models.widening import checked_head, refuse_quantized
 from eow.plain import first_line
 
 LOUD = 1e4  # how large the logits are made to see whether all that is said comes out: half precision ends at 65504
+
+
+class Logits(nn.Module):
+    """A model that returns its logits by that name, beside a loss or hidden states, as one that returns them alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Any:
+        returned = self.model(x)
+        found = None
+        if isinstance(returned, Mapping):  # as all that Hugging Face's models return is
+            found = returned.get("logits")
+        elif is_dataclass(returned):
+            found = getattr(returned, "logits", None)
+        return found if isinstance(found, Tensor) else returned
 
 
 def without_head(whole: nn.Module, classes: int | None, example: Any, original: nn.Module) -> SplitModel:
@@ -39,12 +58,16 @@ def without_head(whole: nn.Module, classes: int | None, example: Any, original: 
         for path, module in whole.named_modules():
             refuse_quantized(path or "the model", module)
         raise EowError("the model has no nn.Linear: end it in one, whose outputs are the logits")
-    x = probe(whole, whole.modules(), example)
-    path, head = last_to_speak(whole, linears, x)
+    refuse_arguments(whole)
+    speaking: nn.Module = Logits(whole)
+    x = probe(speaking, whole.modules(), example)
+    alone = isinstance(evaluated(whole, x), Tensor)
+    speaking = whole if alone else speaking
+    path, head = last_to_speak(speaking, linears, x)
     checked_head(head, path or "the model", whole, classes)
     body: nn.Module = nn.Identity()
     if path:
-        refuse_closures(whole, PAIR, compiled=False)
+        refuse_closures(whole, PAIR)
         shared = {id(tensor): tensor for tensor in (*whole.parameters(), *whole.buffers())}
         try:
             body = copying.deepcopy(whole, shared)
@@ -53,9 +76,9 @@ def without_head(whole: nn.Module, classes: int | None, example: Any, original: 
         for name, module in whole.named_modules(remove_duplicate=False):
             if module is head:
                 body.set_submodule(name, nn.Identity().train(head.training))
-    parts = SplitModel(body, head)
+    parts = SplitModel(body if alone else Logits(body), head)
     parts.training = whole.training
-    refuse_other(whole, parts, path, x, original)
+    refuse_other(speaking, parts, path, x, original)
     return parts
 
 
@@ -70,7 +93,7 @@ def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, orig
         why = first_line(error)
     if why:
         raise EowError(
-            f"{path} cannot be taken off {type(whole).__name__} ({why}): its forward must call that layer once, "
+            f"{path} cannot be taken off {type(original).__name__} ({why}): its forward must call that layer once, "
             f"return what it says, and not use it otherwise; {PAIR}"
         )
     if reads_head(parts, x):
@@ -84,6 +107,11 @@ def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, orig
         expected = in_training(whole, x)
     except Exception:  # whatever somebody else's modules raise
         return
+    if not isinstance(expected.logits, Tensor):
+        raise EowError(
+            f"in training {type(original).__name__} returns {described(expected.logits)}: let it return the logits "
+            f"alone there too, without auxiliary outputs, {PAIR}"
+        )
     try:
         found = in_training(parts, x)
     except Exception as error:

@@ -50,8 +50,9 @@ def refuse_gradient_hooks(model: nn.Module, prefix: str = "") -> None:
             )
 
 
-def refuse_closures(model: nn.Module, instead: str = "or upgrade with copy=False", compiled: bool = True) -> None:
-    if paths := with_closures(model, compiled):
+def refuse_closures(model: nn.Module, instead: str = "or upgrade with copy=False") -> None:
+    """A layer in torch.compile is none of these: what compiled it wraps a copy anew, and without it none is called."""
+    if paths := with_closures(model, compiled=False):
         where = f"model.get_submodule({paths[0]!r})" if paths[0] else "model"
         what = f"the layer {paths[0]!r}" if paths[0] else "the model"
         raise EowError(

@@ -101,7 +101,7 @@ class SplitModel(nn.Module):
         """The shape of one latent at the cut, without the batch, for one input of shape `in_shape`.
 
         Found by a dry run, which leaves running statistics, modes and random generators alone: on one input of zeros,
-        or inside `shown` on a real one. Inside `only_counted` there is no run, and one feature stands for all.
+        or inside `shown` on real ones. Inside `only_counted` there is no run, and one feature stands for all.
         """
         if COUNTED.get():
             return (1,)
@@ -138,9 +138,10 @@ class SplitModel(nn.Module):
 
     @contextmanager
     def shown(self, x: Tensor) -> Iterator[None]:
-        """Inside the block dry runs take the first row of x: a model that masks padding takes no row of zeros. It is
-        not kept: a model that is saved holds nobody's data."""
-        self._shown = x[:1].detach()
+        """Inside the block dry runs take the first rows of x: a model that masks padding takes no row of zeros, and
+        one that normalises by its batch takes no single row. They are not kept: a model that is saved holds nobody's
+        data."""
+        self._shown = x[:2].detach()
         try:
             yield
         finally:

@@ -98,7 +98,8 @@ def upgrade(
              "convex", so that it never falls far out, or "linear", as in the paper
     trace    False for a model that torch.fx cannot trace and that ends in a linear layer: that layer is taken off, the
              rest is kept as it is written, and the only cut is "penultimate". A few inputs show whether the layer's
-             logits come out as they are; what the forward does to them for other inputs alone, nobody sees
+             logits come out as they are; what the forward does to them for other inputs alone, nobody sees. Of a
+             mapping (as Hugging Face's models return) or a dataclass its tensor `logits` is taken
     copy     False shares the weights of all layers but the last with the model given, so that training trains both
              (the tail of a pair is used itself: its last layer becomes the wider one)
 

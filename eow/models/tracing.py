@@ -175,7 +175,7 @@ def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
                     break
                 if culprit is None or culprit == ROOT or culprit in closed:
                     raise EowError(untraceable(type(model).__name__, error)) from error
-                closed.add(culprit)
+                closed |= with_its_like(culprit, model)
                 break
         if len(readings) < 2:
             continue
@@ -189,7 +189,19 @@ def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
                 f"{type(model).__name__}.forward computes something else in training than in evaluation: put what "
                 f"differs into a module of its own, such as nn.Dropout, {WHOLE}"
             )
-        closed.add(culprit)
+        closed |= with_its_like(culprit, model)
+
+
+def with_its_like(culprit: str, model: nn.Module) -> set[str]:
+    """A module that has to be closed, and all of its class where there are no layers with weights inside: one by one
+    each would cost two readings, and a deep network has hundreds of such norms."""
+    paths = {f"{ROOT}.{path}": module for path, module in model.named_modules() if path}
+    kind = type(paths[culprit]) if plain_inside(paths[culprit]) else None
+    return {culprit, *(path for path, module in paths.items() if type(module) is kind and plain_inside(module))}
+
+
+def plain_inside(module: nn.Module) -> bool:
+    return not any(True for child in module.children() for _ in child.parameters())
 
 
 def untraceable(model: str, error: Exception) -> str:

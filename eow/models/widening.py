@@ -179,7 +179,8 @@ def find_head(traced: Traced, model: str) -> fx.Node:
     node = list(traced.graph.nodes)[-1].args[0]
     if not isinstance(node, fx.Node):
         kind = type(node).__name__.removeprefix("immutable_")
-        raise EowError(f"the model returns a {kind}: make its forward return the logits alone, {PAIR}")
+        instead = WHOLE if isinstance(node, dict) and "logits" in node else PAIR  # as Hugging Face's models return them
+        raise EowError(f"the model returns a {kind}: make its forward return the logits alone, {instead}")
     module = traced.parts.get(str(node.target)) if node.op == "call_module" else None
     while isinstance(module, nn.Identity | nn.Dropout) or keeps_logits(node):
         node = node.all_input_nodes[0]
