@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,10 +16,11 @@ import torch
 from problems import blobs
 from scripts import script
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer, load_iris, load_wine
+from sklearn.datasets import load_breast_cancer, load_iris, load_wine, make_gaussian_quantiles
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -498,6 +500,18 @@ def test_wine_is_predicted_well_out_of_the_box() -> None:
     classifier = EOWClassifier(random_state=0).fit(known, true)
     assert classifier.score(asked, wanted) > 0.93
     assert log_loss(wanted, classifier.predict_proba(asked)) < 0.2
+
+
+def test_on_shells_a_small_lam_keeps_the_accuracy_and_a_large_one_the_unknown() -> None:
+    """What docs/choosing.md warns of, beside scikit-learn's network."""
+    rows, labels = make_gaussian_quantiles(n_samples=1000, n_features=10, n_classes=3, random_state=1)
+    known, asked, true, wanted = train_test_split(rows, labels, stratify=labels, random_state=1)
+    large, small_one = (EOWClassifier(lam=lam, random_state=0).fit(known, true) for lam in (0.3, 0.01))
+    with warnings.catch_warnings(action="ignore"):
+        theirs = MLPClassifier(random_state=0).fit(known, true).score(asked, wanted)
+    assert large.score(asked, wanted) < theirs - 0.04
+    assert small_one.score(asked, wanted) > theirs - 0.02
+    assert large.predict_unknown(1.7 * asked).mean() > 0.5 > 0.2 > small_one.predict_unknown(1.7 * asked).mean()
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,16 @@ def test_few_samples_cover_what_the_docstring_says(count: int, covers: float) ->
     assert binomtest(covered, trials, covers).pvalue > 1e-2
 
 
+@pytest.mark.parametrize(("count", "by", "covers"), [(200, 0.02, 0.75), (200, 0.1, 0.89), (500, 0.05, 0.88)])
+def test_the_interval_of_an_ece_covers_what_the_docstring_says(count: int, by: float, covers: float) -> None:
+    draw, trials, covered = np.random.default_rng(15), 400, 0
+    for trial in range(trials):
+        found = bootstrap_interval("ece", *overconfident(draw, count, by), rounds=300, seed=trial)
+        covered += found.low <= by <= found.high
+    assert binomtest(covered, trials, covers).pvalue > 1e-2
+    assert binomtest(covered, trials, 0.95).pvalue < 1e-3
+
+
 def test_pairing_sees_what_two_separate_intervals_do_not() -> None:
     draw = np.random.default_rng(6)
     b = draw.random(2000) < 0.9

@@ -48,7 +48,9 @@ def bootstrap_interval(
     sample, evaluated `rounds` times. The interval of a named metric is cut off at the metric's range, which cannot
     lose the truth; that of a function is not. Wilson's covers 95 % on average over accuracies and somewhat less at
     some (at least 90.4 % from .5 to .999 with 100 samples, 92.0 with 1000): `selective.clopper_pearson` bounds the
-    errors without fail. The training is not resampled: that takes several seeds.
+    errors without fail. That of ECE covers less than it says, least where the error is near its null: of true errors of
+    .02, .05 and .1, 95 % intervals cover 75, 90 and 89 % with 200 samples, 83, 88 and 87 % with 500, 89, 84 and 92 %
+    with 2000. The training is not resampled: that takes several seeds.
     """
     if metric == "accuracy":
         check_call(metric, [arrays], rounds)
