@@ -9,6 +9,7 @@ import torch
 from problems import blobs, small_model
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp, softmax
+from scripts import script
 
 from eow import predictions, runs, storage
 from eow.config import resolve
@@ -350,3 +351,28 @@ def test_of_two_valleys_the_deeper_one_is_taken(scale: float) -> None:
 
     found = loss(np.log(fit_temperature(z, y, width=0.5)))
     assert found <= min(loss(log) for log in np.linspace(-12, 3, 3001)) + 1e-3
+
+
+def test_the_floor_s_labels_come_from_their_probabilities_and_its_true_temperature_is_found() -> None:
+    floor = script("benchmarks/floor.py")
+    draw = np.random.default_rng(0)
+    true = floor.true_logits(draw, 20_000, scale=3.3, lead=3.2)
+    probs = softmax(true, axis=1)
+    labels = floor.labels_of(draw, probs)
+    right = labels == true.argmax(1)
+    spread = np.sqrt((probs.max(1) * (1 - probs.max(1))).sum())
+    assert abs(right.sum() - probs.max(1).sum()) < 4 * spread
+    wrong = labels[~right]  # the other classes are all alike but for the leading one
+    assert len(np.unique(wrong)) == floor.CLASSES
+    gaps, losses = floor.at_infinity(true)
+    truest = len(floor.AROUND) // 2  # fitted over true temperature 1
+    assert losses.argmin() == truest
+    assert abs(gaps[truest]) < 1e-6
+    assert (np.diff(gaps) < 0).all()
+    few, many = (floor.summary(list(floor.tables(true, count, 4, seed=0))) for count in (100, 4000))
+    assert many["excess"] < few["excess"]
+    assert 0 < many["nll"] < few["nll"] < 0.02
+    # By the likelihood's curvature in log T, which is the variance of Σ p_k z_k over the labels.
+    z = true.astype(float)
+    curvature = ((probs * z**2).sum(1) - (probs * z).sum(1) ** 2).mean()
+    assert many["temperature_std"] == pytest.approx(floor.TEMPERATURE / (curvature * 4000) ** 0.5, rel=0.4)
