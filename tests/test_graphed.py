@@ -31,6 +31,7 @@ NETS = [
     ("mlp", (20,), {"unknown": "quadratic", "dropout": 0.2}),
     ("resnet18", (3, 16, 16), {"unknown": "quadratic"}),
     ("mlp", (20,), {"unknown": "convex"}),
+    ("resnet18", (3, 8, 24), {}),  # maps that are not square
 ]
 SETTINGS = {"steps": 4, "step": 0.5, "noise": 0.05}
 

@@ -218,3 +218,19 @@ def test_another_rate_keeps_the_labels_where_all_classes_are_0(tmp_path: Path) -
     found = read(tmp_path / "x.safetensors").at_unknown_rate(0.5)
     assert not found.probs.any()
     np.testing.assert_array_equal(found.label, said["label"])
+
+
+def test_another_rate_is_one_for_all_samples_however_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are shifted in chunks: here four, of which the last is short."""
+    monkeypatch.setattr("eow.predictions.CHUNK", 15)
+    logits = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    h = softmax(logits.astype(np.float64), axis=1)
+    label, rows = h[:, :3].argmax(1), np.arange(50)
+    said = {"label": label, "confidence": h[rows, label], "probs": h[:, :3], "unknown": h[:, 3], "logits": logits}
+    said = {name: each if name == "label" else each.astype(np.float32) for name, each in said.items()}
+    write(tmp_path / "x.safetensors", {**said, "labels": label}, MANIFEST)
+    found = read(tmp_path / "x.safetensors").at_unknown_rate(0.2)
+    odds = 0.25 / 0.1 * h[:, 3] / h[:, :3].sum(1)  # .2 : .8 in the place of the .1 of training
+    np.testing.assert_allclose(found.unknown, odds / (1 + odds), rtol=1e-5)
+    np.testing.assert_allclose(found.probs, h[:, :3] / h[:, :3].sum(1, keepdims=True) / (1 + odds)[:, None], rtol=1e-5)
+    np.testing.assert_array_equal(found.label, label)

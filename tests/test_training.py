@@ -7,7 +7,7 @@ from problems import blobs, small_model
 from torch.utils.data import DataLoader, TensorDataset
 
 import eow
-from eow.batches import LoaderBatches
+from eow.batches import LoaderBatches, is_arrays
 from eow.config import TrainConfig
 from eow.distributed import Place
 from eow.errors import EowError
@@ -160,6 +160,11 @@ def test_no_gpus_generator_is_seeded_by_work_on_the_cpu(monkeypatch: pytest.Monk
         monkeypatch.setattr(torch.cuda, name, lambda seed: pytest.fail("a GPU's generator was seeded"))
     list(training.epochs())
     eow.upgrade(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(), torch.nn.Linear(8, 3)))
+
+
+def test_two_rows_and_their_labels_are_no_list_of_two_batches() -> None:
+    assert is_arrays(([[0.0, 1.0], [2.0, 3.0]], [0, 1]))
+    assert not is_arrays([(torch.zeros(3, 2), torch.zeros(3)), (torch.ones(3, 2), torch.ones(3))])
 
 
 def test_the_global_generator_is_given_back() -> None:
