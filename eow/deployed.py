@@ -158,7 +158,8 @@ class Deployed:
         shape, wanted = self.card.shape, np.dtype(self.card.dtype)
         inputs = np.asarray(inputs)
         if inputs.shape[1:] != shape or not len(inputs):
-            raise EowError(f"inputs of shape {inputs.shape}: this model takes (N, {', '.join(map(str, shape))})")
+            kind = f"(N, {', '.join(map(str, shape))})"
+            raise EowError(f"inputs of shape {inputs.shape}: this model takes {kind}, N at least 1")
         if inputs.dtype.kind not in kinds_for(self.card.dtype, shape) or (
             wanted == np.uint8 and inputs.dtype != wanted
         ):

@@ -150,7 +150,10 @@ def compute(
 
 def check_finite(arrays: Iterable[Any], name: str) -> None:
     if not all(np.isfinite(array).all() for array in arrays):
-        raise EowError(f"the model predicts NaN on {name}: its weights or the inputs are not finite")
+        raise EowError(
+            f"the model predicts NaN on {name}: its weights or the inputs are not finite; where training has run away, "
+            "lower its learning rate and train again"
+        )
 
 
 def write(path: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> None:

@@ -144,7 +144,7 @@ def optimise(
     steps = config.train.epochs * len(training.batches)
     if place.rank == 0 and steps < FEW_STEPS:
         advice = "a smaller train.batch or more train.epochs would teach more"
-        warnings.warn(f"only {steps} steps in all: {advice}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"only {steps} step{'s' * (steps > 1)} in all: {advice}", RuntimeWarning, stacklevel=2)
     for sentence in configs.unread(config.train) if place.rank == 0 else ():
         warnings.warn(sentence, RuntimeWarning, stacklevel=2)
     kept = last

@@ -15,4 +15,4 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("filterwarnings", "ignore:only .* steps in all:RuntimeWarning")  # as most runs here are
+    config.addinivalue_line("filterwarnings", "ignore:only .* steps? in all:RuntimeWarning")  # as most runs here are

@@ -705,6 +705,13 @@ def test_no_command_at_all_shows_the_help(call, arguments: list[str]) -> None:
     assert "error" not in err
 
 
+def test_one_step_is_one_step(tmp_path: Path) -> None:
+    few = ["--epochs", "1", "--set", "data.limit=20", "--set", "model.hidden=8", "--set", "data.holdout=0"]
+    code, _, err = call_plain("train", *few, "--method", "vanilla", "--quiet", "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert err == "warning: only 1 step in all: a smaller train.batch or more train.epochs would teach more\n"
+
+
 def test_warnings_go_to_standard_error_also_when_quiet(tmp_path: Path) -> None:
     small = ["--epochs", "1", "--set", "model.hidden=8", "--set", "train.batch=128"]
     code, out, err = call_plain("train", *small, "--quiet", "--out", str(tmp_path / "run"))

@@ -64,6 +64,7 @@ def test_dataset_basics() -> None:
         (np.zeros((2, 4, 4), np.uint8), [0, 1], r"\(2, 4, 4\)"),
         (np.zeros((2, 3), np.float32), [0], "2 inputs but 1 labels"),
         (np.zeros((0, 3), np.float32), [], "no samples"),
+        (np.zeros((2, 0), np.float32), [0, 1], "no numbers in its samples"),
         (np.zeros((3, 3), np.float32), [0, 5, -1], r"label 5 at index 1 is outside 0\.\.1 \(2 classes\)"),
         (np.zeros((2, 3), np.float32), [0, -1], "label -1 at index 1"),
         (np.array([[0, 0, 0], [0, 0, np.nan]], np.float32), [0, 1], "row 1, column 2"),

@@ -124,6 +124,7 @@ def test_an_array_of_another_shape_is_refused(tmp_path: Path) -> None:
         with pytest.raises(EowError, match=r"takes \(N, 3, 4, 6\) or, channels last, \(N, 4, 6, 3\)") as caught:
             read_inputs(tmp_path / "x.npy", COLOUR)
         assert f"of shape {shape}" in str(caught.value)
+        assert "N at least 1" in str(caught.value)
         assert "reshape" not in str(caught.value)  # which would mix pixels up
 
 

@@ -318,6 +318,16 @@ def test_text_is_readable_and_nothing_sticks_out(built: Path, show: Any, width: 
         assert sheet.locator("#eow .unknown").bounding_box()["y"] < 812
 
 
+@pytest.mark.parametrize("width", [320, 360, 375, 1200])
+def test_the_answer_is_a_whole_word_on_a_phone_too(built: Path, show: Any, width: int) -> None:
+    sheet = show(built / "page" / "index.html", width, 812)
+    draw(sheet, DRAWN[3])
+    sheet.locator("input[type=range]").press("End")  # 95 % of all are expected to be unknown
+    sheet.wait_for_function("() => document.querySelector('#eow .verdict b')?.textContent == 'unknown'")
+    word = sheet.locator("#eow .verdict b")
+    assert word.evaluate("(one) => one.scrollWidth - one.clientWidth") <= 0
+
+
 def luminance(colour: str) -> float:
     """Relative luminance after WCAG 2 of "rgb(r, g, b)"."""
     part = np.array([int(number) for number in re.findall(r"\d+", colour)[:3]]) / 255

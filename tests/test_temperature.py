@@ -241,6 +241,23 @@ def test_a_rate_next_to_0_or_1_has_a_bias_too(rate: float, spread: float) -> Non
     assert np.mean(1 / (1 + odds)) == pytest.approx(np.mean(1 / (1 + before)), rel=1e-6)
 
 
+@pytest.mark.parametrize("distance", [-1e30, -1e10, -1e9, -1e4, 1e4, 1e9, 1e10, 1e30])
+def test_an_unknown_logit_that_has_run_away_is_fitted_or_refused(distance: float) -> None:
+    """Beyond some 4e9 two neighbouring float64 numbers are more than a millionth apart: no bias undoes such a logit."""
+    z, y = problem(11)
+    known = y < 10
+    z, y = z[known], y[known]
+    z[:, -1] += distance
+    if abs(distance) > 4.6e9:
+        for rate in (None, 0.1):
+            with pytest.raises(EowError, match=r"unknown logit is as far as .*lower its learning rate"):
+                fit_temperature_and_bias(z, y, rate, 0.5)
+        return
+    temperature, bias = fit_temperature_and_bias(z, y, 0.1, 0.5)
+    shifted = np.column_stack([z[:, :-1] / temperature, z[:, -1] / temperature + bias])
+    assert softmax(shifted, axis=1)[:, -1].mean() == pytest.approx(0.1, rel=1e-6)
+
+
 def test_the_bias_undoes_a_known_shift() -> None:
     z, y = problem(11)
     z, y = z[y < 10], y[y < 10]
@@ -261,7 +278,7 @@ def test_the_bias_undoes_a_known_shift() -> None:
         (np.eye(3), np.array([0, 1, 3]), "from 0 to 2"),
         (np.eye(3), np.array([0, -1, 2]), "from 0 to 2"),
         (np.eye(3), np.array([0.0, 1.0, 2.0]), "whole numbers"),
-        (np.full((3, 3), np.nan), np.arange(3), "NaN"),
+        (np.full((3, 3), np.nan), np.arange(3), "NaN.*lower its learning rate"),
         (np.ones((3, 3)), np.arange(3), "the same"),
     ],
 )

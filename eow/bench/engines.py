@@ -61,7 +61,7 @@ def run_task(task: Task, threads: int) -> Outcome:
     from eow.runs import train
 
     plain_warnings()
-    for told in ("only .* steps in all", ".* and changes nothing: it goes with"):  # rows share what a grid says
+    for told in ("only .* steps? in all", ".* and changes nothing: it goes with"):  # rows share what a grid says
         warnings.filterwarnings("ignore", message=told)
     torch.set_num_threads(threads)
     try:

@@ -55,7 +55,8 @@ class Dataset:
         if len(self.inputs) != len(self.labels):
             raise EowError(f"{self.name}: {len(self.inputs)} inputs but {len(self.labels)} labels")
         if self.inputs.size == 0:
-            raise EowError(f"{self.name}: the {self.split} split has no samples (inputs of shape {self.inputs.shape})")
+            lacks = "samples" if not len(self.inputs) else "numbers in its samples"
+            raise EowError(f"{self.name}: the {self.split} split has no {lacks} (inputs of shape {self.inputs.shape})")
         wrong = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
         if len(wrong):
             raise EowError(

@@ -69,7 +69,9 @@ def from_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     if array.shape[1:] != shape or not len(array):
         kinds = f"(N, {', '.join(map(str, shape))})"
         kinds += f" or, channels last, (N, {shape[1]}, {shape[2]}, {shape[0]})" if len(shape) == 3 else ""
-        raise EowError(f"{path} is of shape {found}, but this model takes {kinds}: save it so, one sample a row")
+        raise EowError(
+            f"{path} is of shape {found}, but this model takes {kinds}, N at least 1: save it so, one sample a row"
+        )
     array = array.astype(dtype, copy=False)
     if not np.isfinite(array).all():
         row = int(np.argwhere(~np.isfinite(array))[0, 0])

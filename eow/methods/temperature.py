@@ -33,6 +33,8 @@ from eow.methods.vanilla import Vanilla, VanillaOptions
 from eow.models import SplitModel
 
 WIDEST = 1e3  # T is sought from 1/WIDEST to WIDEST times the logits' scale: beyond, all is one-hot or uniform
+MARGIN = 1e-6  # beyond the outermost biases, for rounding
+RAN_AWAY = "where training has run away, lower its learning rate and train again"
 
 
 def fit_temperature(logits: Any, labels: Any, width: float = math.inf) -> float:
@@ -143,6 +145,12 @@ def fit_temperature_and_bias(
     temperature = fit_temperature(z[:, :-1], y, width)
     # Of unknown and known the rarer share is the one to fit: what is next to 1 has no digits left.
     before, log_odds = unknown_log_odds(z), unknown_log_odds(z / temperature)
+    farthest = float(np.abs(log_odds).max())
+    if np.spacing(farthest) > MARGIN:
+        raise EowError(
+            f"the unknown logit is as far as {farthest:.3g} from those of the classes, where numbers are too coarse to "
+            f"fit a bias to it; {RAN_AWAY}"
+        )
     often = (expit(before).mean() if unknown_rate is None else unknown_rate) > 0.5
     sign = -1 if often else 1
     if unknown_rate is None:
@@ -154,7 +162,7 @@ def fit_temperature_and_bias(
         return float(logsumexp(log_expit(sign * (log_odds + bias))) - np.log(len(z)) - np.log(share))
 
     # With these biases no sample, or every sample, is above the rate; the margin is for rounding.
-    low, high = sign * logit(share) - log_odds.max() - 1e-6, sign * logit(share) - log_odds.min() + 1e-6
+    low, high = sign * logit(share) - log_odds.max() - MARGIN, sign * logit(share) - log_odds.min() + MARGIN
     return temperature, float(brentq(excess, low, high, xtol=1e-12))
 
 
@@ -171,7 +179,7 @@ def checked_logits(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= z.shape[1]:
         raise EowError(f"labels must be whole numbers from 0 to {z.shape[1] - 1}, one for each column of the logits")
     if not np.isfinite(z).all():
-        raise EowError("the logits hold NaN or infinite values: a temperature cannot be fitted to them")
+        raise EowError(f"the logits hold NaN or infinite values: a temperature cannot be fitted to them; {RAN_AWAY}")
     return z, y
 
 
