@@ -120,12 +120,12 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        hidden_layer_sizes: Any = (100,),
+        hidden_layer_sizes: Any = (100, 100),
         *,
         lam: float = 0.3,
         max_iter: int = 50,
         batch_size: int | str = "auto",
-        learning_rate_init: float = 1e-2,
+        learning_rate_init: float = 5e-3,
         weight_decay: float = 0.1,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,

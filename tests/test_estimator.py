@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from problems import blobs
 from scripts import script
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer, load_iris, load_wine, make_gaussian_quantiles
+from sklearn.datasets import load_breast_cancer, load_iris, load_wine, make_gaussian_quantiles, make_hastie_10_2
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, train_test_split
@@ -502,16 +503,17 @@ def test_wine_is_predicted_well_out_of_the_box() -> None:
     assert log_loss(wanted, classifier.predict_proba(asked)) < 0.2
 
 
-def test_on_shells_a_small_lam_keeps_the_accuracy_and_a_large_one_the_unknown() -> None:
-    """What docs/choosing.md warns of, beside scikit-learn's network."""
-    rows, labels = make_gaussian_quantiles(n_samples=1000, n_features=10, n_classes=3, random_state=1)
+@pytest.mark.parametrize("make", [partial(make_gaussian_quantiles, n_features=10, n_classes=3), make_hastie_10_2])
+def test_classes_that_enclose_one_another_are_told_apart_as_by_scikit_learn_s_network(make: Any) -> None:
+    """One hidden layer could not do this and know the negatives: 69 % of the shells were right, of the ball 88."""
+    rows, labels = make(n_samples=2000, random_state=1)
     known, asked, true, wanted = train_test_split(rows, labels, stratify=labels, random_state=1)
-    large, small_one = (EOWClassifier(lam=lam, random_state=0).fit(known, true) for lam in (0.3, 0.01))
+    ours = EOWClassifier(random_state=0).fit(known, true)
     with warnings.catch_warnings(action="ignore"):
-        theirs = MLPClassifier(random_state=0).fit(known, true).score(asked, wanted)
-    assert large.score(asked, wanted) < theirs - 0.04
-    assert small_one.score(asked, wanted) > theirs - 0.02
-    assert large.predict_unknown(1.7 * asked).mean() > 0.5 > 0.2 > small_one.predict_unknown(1.7 * asked).mean()
+        theirs = MLPClassifier(random_state=0).fit(known, true)
+    assert ours.score(asked, wanted) > theirs.score(asked, wanted) - 0.02
+    assert log_loss(wanted, ours.predict_proba(asked)) < log_loss(wanted, theirs.predict_proba(asked))
+    assert ours.predict_unknown(1.7 * asked).mean() > 2 * ours.predict_unknown(asked).mean()
 
 
 @pytest.mark.parametrize(
