@@ -22,7 +22,7 @@ SEEDS = "records/2026-11-16_methods-seeds"
 JEM = "records/2026-11-16_jem-ensemble"
 SPEED = "records/2026-11-15_speed-h200"
 MNIST = "records/2026-11-18_mnist-methods"
-TABULAR = "records/2026-11-18_tabular"
+TABULAR = "records/2026-11-19_tabular"
 OF_THREE = ("eow", "feature_negatives", "noise_negatives", "vos", "trust_score")  # with as many seeds
 
 # Every text is formatted with `root`, the way from its page to the repository.

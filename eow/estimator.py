@@ -26,7 +26,8 @@ temperature, and a shift of the unknown after which fresh rows of the classes ha
 
 The defaults were chosen for breast cancer, wine and digits together, by cross-validation inside one half of each: by
 log-loss, and where that is within its error by the AUROC of unknown. benchmarks/tabular.py tests the other halves and
-says what was looked at when.
+says what was looked at when. The second hidden layer is for classes that enclose one another: units of one layer cannot
+part them from one another and from the negatives (benchmarks/nested.py, records/2026-11-19_tabular).
 """
 
 import copy
