@@ -7,9 +7,9 @@ Two reasons. A branch costs the epochs after the energy term has begun, a sixth 
 have their first epochs in common differ less by chance, so that as many seeds show smaller differences: what `eow
 compare` says of two branches is about what came after.
 
-An energy method's branch is the run that `eow bench` would have made (eow/branching.py). Vanilla's is not, to the last
-bit: its first epochs had an unknown logit, trained down like that of any other class that never comes, and the branch
-goes on with it, without negatives, until it is cut off at the end. Its log says so.
+An energy method's branch is the run that `eow bench` would have made (eow/training/branching.py). Vanilla's is not, to
+the last bit: its first epochs had an unknown logit, trained down like that of any other class that never comes, and the
+branch goes on with it, without negatives, until it is cut off at the end. Its log says so.
 """
 
 import argparse
@@ -25,15 +25,15 @@ from arguments import several
 from eow import config as configs
 from eow import runs, storage
 from eow.bench.grid import Cell, read_grid
-from eow.branching import anywhere, branch, never, trunk
 from eow.config import RunConfig, from_assignments
 from eow.console import in_one_line
 from eow.data.sets import RunData, load_sets
-from eow.distributed import Place, pick_device
 from eow.errors import EowError
 from eow.methods import Method, method_named
 from eow.methods.eow import EOW
 from eow.runfolder import environment, open_folder
+from eow.training.branching import anywhere, branch, never, trunk
+from eow.training.distributed import Place, pick_device
 
 CUT_OFF = "trained with an unknown logit that never came, cut off at the end"
 

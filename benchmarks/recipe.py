@@ -27,14 +27,12 @@ from arguments import writable
 from torch import Tensor
 
 from eow import metrics
-from eow.branching import Trunk, branch, never, trunk
 from eow.config import resolve
 from eow.console import in_one_line, print_table
 from eow.data import Dataset
 from eow.data.dataset import few
 from eow.data.loader import Batches
 from eow.data.sets import RunData, load_sets
-from eow.distributed import Place, pick_device
 from eow.errors import EowError
 from eow.methods.eow import PRIOR_WIDTH
 from eow.methods.fence import Fence
@@ -43,7 +41,9 @@ from eow.models import frozen_statistics
 from eow.openworld import prior_shift, shifted_probabilities, softmax
 from eow.predictions import compute
 from eow.runs import begin
-from eow.training import Training
+from eow.training.branching import Trunk, branch, never, trunk
+from eow.training.distributed import Place, pick_device
+from eow.training.loop import Training
 
 RATES = (0.02, 0.01, 0.005, 0.002)
 RANKS = (32, 128, 512)  # of the fences that are tried

@@ -21,11 +21,11 @@ from eow import metrics
 from eow.config import from_assignments, merge, resolve
 from eow.console import in_one_line, print_table
 from eow.data.sets import RunData, load_sets
-from eow.distributed import Place, pick_device
 from eow.errors import EowError
 from eow.predictions import compute
 from eow.runs import begin, finish
-from eow.training import Diverged
+from eow.training.distributed import Place, pick_device
+from eow.training.loop import Diverged
 
 
 def trial(text: str, common: dict[str, Any], data: RunData | None) -> tuple[dict[str, Any], RunData]:

@@ -27,12 +27,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eow.config import TrainConfig
 from eow.console import in_one_line, print_table
-from eow.distributed import Place
 from eow.methods import METHODS
 from eow.models import build
 from eow.sampling import Sampler, run_chain
-from eow.stepgraph import StepGraph
-from eow.training import Training
+from eow.training.distributed import Place
+from eow.training.loop import Training
+from eow.training.stepgraph import StepGraph
 
 # model, options of the model, cuts, input shape, classes
 FULL = [

@@ -3,22 +3,22 @@
 The public names are imported when they are first used: `import eow` costs next to nothing. What lies where:
 
     settings        config.py has them all; assignments.py reads them, typed.py checks them, recipes.py presets them
-    a run           runs.py trains one into a folder (runfolder.py, checkpoints.py, loggers.py), opening.py opens it
-    training        training.py is the only loop; stepgraph.py its step as one CUDA graph, stopping.py Ctrl-C,
-                    distributed.py and launching.py several processes, branching.py trainings with a common beginning
-    your own model  fitting.py (eow.fit) and objective.py (a loop of your own) on what batches.py makes of your data;
-                    predicting.py (eow.predict); eow.upgrade lies in models/
-    tables          estimator.py (EOWClassifier), its rows.py, rowtraining.py and rehearsal.py
+    a run           runs.py trains one into a folder (runfolder.py), opening.py opens it
+    tables          estimator.py (EOWClassifier)
     predictions     predictions.py keeps them on disk, openworld.py shifts their unknown; of them evaluate.py and
                     robustness.py take figures, compare.py differences, certify.py a threshold
-    deployment      export.py (a run) and exporting.py (a model of yours) write what traceable.py makes of them;
-                    deployed.py runs an .onnx file, answering.py is `eow predict`
+    deployment      answering.py is `eow predict`, deployed.py runs an .onnx file without torch
     underneath      storage.py and mapping.py (files), seeds.py, switches.py and threads.py (torch's global state),
                     errors.py, plain.py and console.py (what a person reads)
     besides         demo.py, theory.py (the paper's, on a finite grid) and theorydrawing.py, its picture
 
-    __main__.py is `python -m eow`. data/, models/, methods/, sampling/, metrics/, bench/, report/ and cli/ have such a
-    list each; play/ is the page to draw on, paper/ the paper's tables.
+    __main__.py is `python -m eow`. Each package has such a list:
+
+    data/ models/ methods/ sampling/ training/   what a run is made of
+    own/                                         eow.fit, eow.OpenWorldLoss and eow.predict, for a model of yours
+    tabular/ export/ metrics/                    behind EOWClassifier, `eow export` and every figure
+    bench/ report/ cli/                          grids of runs, the page about them, the command line
+    play/ paper/                                 the page to draw on, the paper's tables
 """
 
 from importlib import import_module
@@ -30,12 +30,12 @@ __version__ = "0.1.0"
 _NAMES = {
     "EOWClassifier": "eow.estimator",
     "EowError": "eow.errors",
-    "OpenWorldLoss": "eow.objective",
+    "OpenWorldLoss": "eow.own.loss",
     "SplitModel": "eow.models",
-    "export_model": "eow.exporting",
-    "fit": "eow.fitting",
+    "export_model": "eow.export.model",
+    "fit": "eow.own.fit",
     "load_run": "eow.runs",
-    "predict": "eow.predicting",
+    "predict": "eow.own.predict",
     "resolve": "eow.config",
     "sample": "eow.sampling",
     "train": "eow.runs",

@@ -7,10 +7,10 @@
     classifier.predict_open(X, threshold=0.5)     # a class, or None (for numbers -1) where no class is sure enough
 
 A multi-layer perceptron on standardised columns, cut off at five deviations, trained with `EOW`
-(rowtraining.py). Its chains live in the space of the columns: half start from noise around the data, half between two
-rows of different classes, and a few short Langevin steps take both to where the network still sees a class.
+(tabular/training.py). Its chains live in the space of the columns: half start from noise around the data, half between
+two rows of different classes, and a few short Langevin steps take both to where the network still sees a class.
 
-No chain goes far out, and the network is often surest there: a fence stands around the training rows (rows.py).
+No chain goes far out, and the network is often surest there: a fence stands around the training rows (tabular/rows.py).
 
 Half of the chains start beside a class whatever its share of the rows, so a rare class has more negatives around it
 than rows, and λ would leave it never answered. Unless you state a rate, predictions expect unknowns at the odds
@@ -22,7 +22,7 @@ at which the rarest class stands against "unknown" as a class of equal share doe
 A network on many columns, or of few rows, knows its training rows by heart and calls most new ones unknown. So a second
 one is trained on four fifths of the rows first, and what it says of the others sets how sure the first may be: a
 temperature, and a shift of the unknown after which fresh rows of the classes have a mean unknown of that share at most
-(rehearsal.py). That takes as long again as the training itself.
+(tabular/rehearsal.py). That takes as long again as the training itself.
 
 The defaults were chosen for breast cancer, wine and digits together, by cross-validation inside one half of each: by
 log-loss, and where that is within its error by the AUROC of unknown. benchmarks/tabular.py tests the other halves and
@@ -48,10 +48,10 @@ from eow.errors import EowError
 from eow.methods.fence import Fence
 from eow.models import SplitModel
 from eow.openworld import LEAST_ODDS, MOST_ODDS, prior_shift, shifted_probabilities
-from eow.rehearsal import Rehearsal, fit_head, rehearse
-from eow.rows import FARTHEST, fence_around, in_parts, rows_to_fence, scaler_of, standardised, table_of
-from eow.rowtraining import trained, training_alone, validation_split
 from eow.seeds import derive
+from eow.tabular.rehearsal import Rehearsal, fit_head, rehearse
+from eow.tabular.rows import FARTHEST, fence_around, in_parts, rows_to_fence, scaler_of, standardised, table_of
+from eow.tabular.training import trained, training_alone, validation_split
 from eow.threads import one_thread
 from eow.typed import as_python, check_range, convert
 

@@ -45,8 +45,8 @@ def write_corruptions(
 ) -> dict[str, Any]:
     """corruptions.json: the run's figures on its test images under every corruption, which are returned. What was
     predicted before a kill is not predicted again. `watch` is handed the steps and hands them on: a progress bar."""
-    from eow.distributed import pick_device
     from eow.opening import load, own_test_set
+    from eow.training.distributed import pick_device
 
     run = load(folder, str(pick_device(device)))
     for _ in watch(predict_corrupted(run, own_test_set(run, root), seed=seed, official=official)):

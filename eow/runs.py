@@ -15,19 +15,16 @@ from typing import Any
 
 from rich.progress import Progress
 
-from eow import checkpoints, stopping, storage
 from eow import config as configs
+from eow import storage
 from eow.config import RunConfig
 from eow.console import console, training_bar
 from eow.data import Dataset
 from eow.data.catalog import CATALOG
 from eow.data.loader import Batches
 from eow.data.sets import RunData, load_sets
-from eow.distributed import Place, from_chief, pick_device, process_group
 from eow.errors import EowError
 from eow.evaluate import CERTIFY, KNOWN, evaluate, stored_figures
-from eow.loggers import check_names
-from eow.loggers import loggers as open_loggers
 from eow.methods import Method
 from eow.opening import Run, check_sets, checked_hash, load, make_method
 from eow.predictions import file_name, predict_set
@@ -35,7 +32,11 @@ from eow.predictions import read as read_predictions
 from eow.runfolder import find_vanilla, note_environment, open_folder
 from eow.seeds import derive, own_randomness
 from eow.switches import float32_default, needs_gradients
-from eow.training import Diverged, Training
+from eow.training import checkpoints, stopping
+from eow.training.distributed import Place, from_chief, pick_device, process_group
+from eow.training.loggers import check_names
+from eow.training.loggers import loggers as open_loggers
+from eow.training.loop import Diverged, Training
 
 FEW_STEPS = 100  # fewer than these hardly train any network
 
@@ -45,7 +46,7 @@ def train(
     config: RunConfig, folder: str | Path, *, resume: bool = False, progress: bool = True, loggers: str = ""
 ) -> dict[str, Any]:
     """Train as `config` says into `folder` and return the summary. With `resume`, go on where its run stopped.
-    `loggers` names those of loggers.py that are to have the log as well, separated by commas."""
+    `loggers` names those of eow/training/loggers.py that are to have the log as well, separated by commas."""
     if not isinstance(config, RunConfig):
         raise EowError(f"a {type(config).__name__} is no run's config: pass eow.resolve({{...}})")
     if folder == "":  # which pathlib takes for the folder one is in

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from fuzzing import Case
 
-from eow import certify, checkpoints, deployed, evaluate, predictions, robustness, runs, storage
+from eow import certify, deployed, evaluate, predictions, robustness, runs, storage
 from eow import config as configs
 from eow.bench.grid import read_grid
 from eow.data import fetch, load
 from eow.data.inputs import read_inputs
-from eow.distributed import Place
 from eow.report import report
+from eow.training import checkpoints
+from eow.training.distributed import Place
 
 SHAPE = (1, 6, 6)
 HASHES = {"data": "of training", "test": "of the test"}
@@ -54,7 +55,7 @@ def of_run(folder: Path) -> list[Case]:
     storage.write_arrays(run / "corrupted" / "fog.safetensors", arrays, about)
     storage.write_json(run / "corruptions.json", robustness.corruption_figures(run))
     deploy_to = folder / "model.onnx"
-    from eow.export import export
+    from eow.export.run import export
 
     export(run, deploy_to, threshold=0.3)
     small = np.zeros((2, 1, 8, 8), np.uint8)

@@ -28,7 +28,7 @@ from eow.bench.view import duration, epochs_of, picture
 from eow.config import to_table
 from eow.errors import EowError
 from eow.runs import train
-from eow.stopping import Terminated
+from eow.training.stopping import Terminated
 
 TEXT = """
 [grid]

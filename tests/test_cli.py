@@ -20,7 +20,7 @@ from eow import cli
 from eow.cli.options import ORDER
 from eow.data import load as load_data
 from eow.methods import METHODS
-from eow.predicting import predict as eow_predict
+from eow.own.predict import predict as eow_predict
 from eow.runs import load as load_run
 
 TINY = ["--epochs", "2", "--set", "model.hidden=16", "--quiet"]

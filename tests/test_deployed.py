@@ -18,7 +18,7 @@ from eow import answering, deployed, runs
 from eow.answering import predict_files
 from eow.config import resolve
 from eow.errors import EowError
-from eow.export import export
+from eow.export.run import export
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_onnxruntime_sends_and_keeps_nothing(run: Path, model: Path, tmp_path: P
     home.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))}
     code = (
-        "import sys, numpy as np; from eow import deployed; from eow.export import export\n"
+        "import sys, numpy as np; from eow import deployed; from eow.export.run import export\n"
         "deployed.load(sys.argv[1]).predict(np.zeros((2, 1, 8, 8), 'uint8')); export(sys.argv[2], sys.argv[3])"
     )
     arguments = [str(model), str(run), str(tmp_path / "again.onnx")]

@@ -16,8 +16,8 @@ from eow import predictions, runs, storage
 from eow.config import RunConfig, resolve
 from eow.data import load
 from eow.data.sets import load_sets
-from eow.distributed import Place
 from eow.errors import EowError
+from eow.training.distributed import Place
 
 
 def config(**method: object) -> RunConfig:

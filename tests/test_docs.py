@@ -169,7 +169,8 @@ def test_a_drawing_is_readable_in_light_and_dark_and_fetches_nothing(picture: Pa
     assert root.get("aria-label")
 
 
-ROOMS = ["", "bench", "cli", "data", "methods", "metrics", "models", "report", "sampling"]
+ROOMS = ["", "bench", "cli", "data", "export", "methods", "metrics", "models", "own", "report", "sampling", "tabular"]
+ROOMS += ["training"]
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -8,16 +8,16 @@ import torch
 from problems import blobs
 from torch import Tensor, nn
 
-from eow.batches import LoaderBatches
 from eow.config import TrainConfig, resolve
-from eow.distributed import Place
 from eow.errors import EowError
 from eow.methods import Method
 from eow.methods.ensemble import Ensemble, fresh_copy, member_seeds
 from eow.methods.vanilla import Vanilla
 from eow.models import SplitModel, build
+from eow.own.batches import LoaderBatches
 from eow.runs import load, train
-from eow.training import Training
+from eow.training.distributed import Place
+from eow.training.loop import Training
 
 CPU = torch.device("cpu")
 

@@ -30,8 +30,8 @@ from eow import switches
 from eow.errors import EowError
 from eow.estimator import EOWClassifier
 from eow.metrics import auroc
-from eow.rows import rows_to_fence, standardised
-from eow.rowtraining import training_alone, validation_split
+from eow.tabular.rows import rows_to_fence, standardised
+from eow.tabular.training import training_alone, validation_split
 
 X, Y = blobs()
 NAMES = np.array(["ant", "bee", "cat"])[Y]
@@ -301,7 +301,7 @@ def test_around_two_rows_there_is_no_fence() -> None:
 def test_the_fence_of_a_large_table_is_that_of_a_share_of_its_rows_with_every_class_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("eow.rows.MOST_FENCED", 150)
+    monkeypatch.setattr("eow.tabular.rows.MOST_FENCED", 150)
     table, labels = np.concatenate([X, X]), np.concatenate([Y, Y])
     first, again = (small().fit(table, labels).fence_ for _ in range(2))
     assert torch.equal(first.middle, again.middle)

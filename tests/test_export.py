@@ -17,9 +17,9 @@ from eow import deployed, predictions, runs
 from eow.config import resolve
 from eow.data import known_unknown, load
 from eow.errors import EowError
-from eow.export import export
+from eow.export.run import export
+from eow.export.traceable import REFUSED, Graph
 from eow.methods import METHODS
-from eow.traceable import REFUSED, Graph
 
 EXPORTABLE = [name for name in METHODS if name not in REFUSED]
 # The others are one of these at prediction: label_smoothing, mixup and jem vanilla, the controls eow.
@@ -373,7 +373,7 @@ def test_a_file_that_disagrees_is_not_kept(
 
 def test_equally_likely_classes_may_trade_places(tmp_path: Path) -> None:
     """Two labels are one answer where their probabilities are equal, and only there."""
-    from eow.export import difference
+    from eow.export.run import difference
 
     one, other = np.array([0]), np.array([1])
     sure = np.array([0.45], np.float32)
@@ -406,6 +406,6 @@ def test_without_the_onnx_packages_the_error_says_how_to_get_them(
 def test_weights_beyond_two_gigabytes_are_refused(
     digits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eow.export.LARGEST", 5000)  # the network has 1049 float32 weights and more
+    monkeypatch.setattr("eow.export.run.LARGEST", 5000)  # the network has 1049 float32 weights and more
     with pytest.raises(EowError, match="use the format torch"):
         export(digits["ensemble"], tmp_path / "m.onnx")

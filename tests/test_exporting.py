@@ -16,7 +16,7 @@ import eow
 from eow import deployed
 from eow.answering import predict_files
 from eow.errors import EowError
-from eow.exporting import Answering
+from eow.export.model import Answering
 from eow.models.surgery import UpgradedModel
 
 OUTPUTS = ["label", "confidence", "unknown", "probs"]

@@ -166,7 +166,7 @@ def test_of_a_large_training_set_the_fence_sees_a_random_part(monkeypatch: pytes
 
 def test_a_fence_is_trained_saved_exported_and_counted_as_a_logit(tmp_path: Path) -> None:
     from eow.deployed import load as open_file
-    from eow.export import export
+    from eow.export.run import export
 
     wishes = {"train": {"epochs": 3}, "model": {"hidden": [32]}, "method": {"start_epoch": 1, "fence": 8}}
     runs.train(resolve(wishes), tmp_path / "run", progress=False)

@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from eow.config import resolve
 from eow.errors import EowError
-from eow.fitting import fit
 from eow.methods import fit_temperature_and_bias
 from eow.metrics import auroc
 from eow.models import SplitModel, frozen_statistics
 from eow.models.surgery import UpgradedModel, upgrade
-from eow.objective import OpenWorldLoss
-from eow.predicting import predict
+from eow.own.fit import fit
+from eow.own.loss import OpenWorldLoss
+from eow.own.predict import predict
 from eow.sampling import run_chain
 from eow.seeds import derive
 

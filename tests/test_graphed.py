@@ -16,8 +16,8 @@ from eow.models.widening import WidenedOpenLinear
 from eow.sampling import ENERGIES, Sampler, kernels, run_chain, sample
 from eow.sampling.energies import logit_gradient
 from eow.sampling.freezing import freeze
-from eow.stepgraph import recording
-from eow.training import Training
+from eow.training.loop import Training
+from eow.training.stepgraph import recording
 
 NETS = [
     ("mlp", (1, 8, 8), {}),

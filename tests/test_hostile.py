@@ -30,17 +30,18 @@ from safetensors import safe_open
 from scripts import script
 from test_storage import limited
 
-from eow import checkpoints, cli, config, deployed, runs, storage
+from eow import cli, config, deployed, runs, storage
 from eow.console import print_table
 from eow.data import fetch, files, load
 from eow.data.catalog import CATALOG
 from eow.data.inputs import read_inputs
-from eow.distributed import Place
 from eow.errors import EowError
-from eow.export import export
+from eow.export.run import export
 from eow.plain import no_formula, printable
 from eow.predictions import file_name
 from eow.report import report
+from eow.training import checkpoints
+from eow.training.distributed import Place
 
 ROOT = Path(__file__).parent.parent
 HASHES = {"data": "of training", "test": "of the test"}

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from scripts import script
 
-from eow import opening, runs, stopping, storage
+from eow import opening, runs, storage
 from eow.bench import bench
 from eow.cli.training import told_how_to_go_on
 from eow.config import RunConfig, resolve
@@ -26,7 +26,8 @@ from eow.errors import EowError
 from eow.methods import METHODS
 from eow.report import plots
 from eow.robustness import predict_corrupted
-from eow.training import Training
+from eow.training import stopping
+from eow.training.loop import Training
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--data", "digits", "--unknown-classes", "8,9", "--device", "cpu", "--set", "model.hidden=16", "--quiet"]
@@ -352,6 +353,6 @@ def test_the_tracker_of_semaphores_says_nothing() -> None:
 
 def test_where_no_terminal_hangs_up_the_other_signals_do() -> None:
     """Windows has no SIGHUP."""
-    code = "import signal; del signal.SIGHUP; from eow.stopping import SIGNALS; print(*SIGNALS)"
+    code = "import signal; del signal.SIGHUP; from eow.training.stopping import SIGNALS; print(*SIGNALS)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["2", "15"], done.stderr

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from eow.errors import EowError
-from eow.loggers import loggers
 from eow.storage import Log
+from eow.training.loggers import loggers
 
 LINES = [
     {"epoch": 0, "ce": 2.0, "seconds": 0.5},

@@ -18,13 +18,13 @@ import eow
 from eow import runs
 from eow.config import resolve
 from eow.data.sets import load_sets
-from eow.distributed import Place
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
 from eow.methods.onset import HIGH, LOW, one_round, scale_and_shift, settle
 from eow.models import SplitModel
 from eow.sampling import LARGEST_ENERGY
-from eow.training import Training
+from eow.training.distributed import Place
+from eow.training.loop import Training
 
 LAM = 0.02
 
@@ -337,7 +337,7 @@ def test_settling_leaves_the_callers_batch_alone() -> None:
 
 def test_a_model_that_is_fitted_again_settles_again(monkeypatch: pytest.MonkeyPatch) -> None:
     settled = []
-    monkeypatch.setattr(eow.objective, "settle", lambda method, x, y: settled.append(len(y)))
+    monkeypatch.setattr(eow.own.loss, "settle", lambda method, x, y: settled.append(len(y)))
     model = eow.upgrade(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
     for times in (1, 2):
         eow.fit(model, (torch.randn(30, 4), torch.arange(30) % 3), epochs=1, onset="settled")
@@ -353,7 +353,7 @@ PARALLEL = """
 import torch
 from eow.config import resolve
 from eow.data.sets import load_sets
-from eow.distributed import process_group
+from eow.training.distributed import process_group
 from eow.runs import begin
 
 with process_group("cpu") as place:

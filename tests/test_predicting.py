@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from eow.errors import EowError
-from eow.fitting import fit
 from eow.methods.base import Method, label_or_unknown, open_prediction
 from eow.models.surgery import UpgradedModel, upgrade
-from eow.predicting import predict
+from eow.own.fit import fit
+from eow.own.predict import predict
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""Branches of a shared trunk are the runs they would have been by themselves: eow/branching.py, benchmarks/branches.py
-that fills a grid with them, and the searches, benchmarks/recipe.py and settings.py."""
+"""Branches of a shared trunk are the runs they would have been by themselves (eow/training/branching.py), a grid is
+filled with them (benchmarks/branches.py), and the searches are what they say (benchmarks/recipe.py, settings.py)."""
 
 import subprocess
 import sys
@@ -13,14 +13,14 @@ from scripts import script
 
 from eow.bench import bench
 from eow.bench.grid import read_grid
-from eow.branching import branch, never, trunk
 from eow.config import resolve
 from eow.data.sets import load_sets
-from eow.distributed import Place
 from eow.errors import EowError
 from eow.metrics import ece, nll
 from eow.runs import begin
-from eow.training import Diverged, Training
+from eow.training.branching import branch, never, trunk
+from eow.training.distributed import Place
+from eow.training.loop import Diverged, Training
 
 recipe, branches = script("benchmarks/recipe.py"), script("benchmarks/branches.py")
 settings = script("benchmarks/settings.py")

@@ -17,8 +17,8 @@ from eow import deployed
 from eow.data.dataset import Dataset
 from eow.estimator import EOWClassifier
 from eow.models import build
-from eow.rehearsal import EVERY, WIDTH, fit_head, rehearse, set_apart
-from eow.rows import scaler_of, table_of
+from eow.tabular.rehearsal import EVERY, WIDTH, fit_head, rehearse, set_apart
+from eow.tabular.rows import scaler_of, table_of
 
 
 def table(rows: int, columns: int, informative: int, seed: int = 0) -> tuple[np.ndarray, ...]:

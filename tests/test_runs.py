@@ -21,7 +21,7 @@ from eow.config import RunConfig, resolve
 from eow.data import load
 from eow.data.loader import on_device
 from eow.errors import EowError
-from eow.export import export
+from eow.export.run import export
 from eow.methods import METHODS
 from eow.models.split import only_counted
 from eow.switches import float32_default
@@ -536,10 +536,10 @@ import torch
 from eow.config import TrainConfig
 from eow.data import load
 from eow.data.loader import Batches, Transform
-from eow.distributed import process_group
+from eow.training.distributed import process_group
 from eow.methods.vanilla import Vanilla, VanillaOptions
 from eow.models import build
-from eow.training import Training
+from eow.training.loop import Training
 
 class Forgetful(Vanilla):
     def __init__(self, *arguments):
@@ -719,7 +719,7 @@ def stopped(*words: object) -> None:
 
 
 def test_one_process_of_several_writes_of_a_take_over(tmp_path: Path) -> None:
-    from eow.distributed import Place
+    from eow.training.distributed import Place
 
     held = {"data": {"holdout": 0.1}, "train": {"epochs": 1}}
     runs.train(config(held, method="vanilla"), tmp_path / "vanilla", progress=False)

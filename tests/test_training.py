@@ -7,12 +7,12 @@ from problems import blobs, small_model
 from torch.utils.data import DataLoader, TensorDataset
 
 import eow
-from eow.batches import LoaderBatches, is_arrays
 from eow.config import TrainConfig
-from eow.distributed import Place
 from eow.errors import EowError
 from eow.methods import METHODS
-from eow.training import Training, learning_rate, make_optimizer
+from eow.own.batches import LoaderBatches, is_arrays
+from eow.training.distributed import Place
+from eow.training.loop import Training, learning_rate, make_optimizer
 from eow.typed import build
 
 CPU = torch.device("cpu")

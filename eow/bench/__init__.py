@@ -29,7 +29,7 @@ ENGINES = ("local", "ray")
 @contextmanager
 def told_of_a_stop() -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP end in one line; workers, who are told to stop, keep their last whole epochs."""
-    from eow import stopping
+    from eow.training import stopping
 
     try:
         with stopping.listening():

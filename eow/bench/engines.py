@@ -19,14 +19,15 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eow import stopping, storage
+from eow import storage
 from eow.config import Table, from_table
 from eow.errors import EowError
 from eow.plain import first_line
+from eow.training import stopping
 
 STOP_SECONDS = 3.0  # for workers that are told to stop, until they are killed
 LOCK_SECONDS = 20.0  # a worker whose parent was killed lets go of its folder within a second
-CHECKPOINTS = "checkpoint*"  # as in eow/checkpoints.py, which needs torch
+CHECKPOINTS = "checkpoint*"  # as in eow/training/checkpoints.py, which needs torch
 
 
 class Task(NamedTuple):

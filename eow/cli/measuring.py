@@ -61,9 +61,9 @@ def predict_others(folder: Path, names: list[str], root: str, allow_unofficial: 
 
     from eow import runs
     from eow.data.sets import load_outlier
-    from eow.distributed import pick_device
     from eow.evaluate import CERTIFY, KNOWN, read_all
     from eow.predictions import predict_set
+    from eow.training.distributed import pick_device
 
     if mine := {KNOWN, "unknown", CERTIFY} & {*names}:
         raise EowError(f"{mine.pop()} is no data set but a part of the run's own: name another, such as noise")

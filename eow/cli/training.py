@@ -73,8 +73,8 @@ def train(
     layers = (from_toml(config) if config else {}, given(flags), from_assignments(settings or []))
     wishes = wanted(out if resume else None, *layers)
     if devices > 1 and "RANK" not in os.environ:
-        from eow.launching import launch
         from eow.runs import check
+        from eow.training.launching import launch
 
         with told_how_to_go_on(out):
             check(wishes, out, resume=resume, world=devices)
@@ -111,7 +111,7 @@ def wanted(resumed: Path | None, *layers: "Table") -> "RunConfig":
 @contextmanager
 def told_how_to_go_on(out: Path) -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP end in one line, and in the exit code that shells give them."""
-    from eow import stopping
+    from eow.training import stopping
 
     parent = os.environ.get("EOW_PARENT")  # where one process speaks for several
     if parent is not None:
@@ -123,7 +123,7 @@ def told_how_to_go_on(out: Path) -> Iterator[None]:
         code = 128 + (stop.number if isinstance(stop, stopping.Terminated) else signal.SIGINT)
         if parent is not None:
             os._exit(code)  # all is written, and torch takes a second or two to be taken apart
-        from eow import checkpoints
+        from eow.training import checkpoints
 
         kept = "its last whole epoch is" if checkpoints.exists(out) else "no epoch is finished yet"
         if os.environ.get("RANK", "0") == "0":

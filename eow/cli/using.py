@@ -66,7 +66,7 @@ def export(
     root: Root = "",
 ) -> None:
     """Write the run as one file that answers label, confidence, unknown and probs; checked against the run first."""
-    from eow.export import export as export_run
+    from eow.export.run import export as export_run
 
     told = export_run(run, out, form, unknown_rate, threshold, on, root or None)
     typer.echo(

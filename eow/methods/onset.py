@@ -22,9 +22,9 @@ import torch
 from scipy.special import expit, logsumexp
 from torch import Tensor
 
-from eow.distributed import mean_over_ranks
 from eow.errors import EowError
 from eow.sampling import LARGEST_ENERGY
+from eow.training.distributed import mean_over_ranks
 
 ROUNDS = 8  # at most
 LOW, HIGH = -1.0, 0.5  # log s of one round at most: chains answer to the change, then comes the next

@@ -25,7 +25,7 @@ from eow.sampling.energies import ENERGIES, Energy, energy_named, logit_gradient
 from eow.sampling.freezing import freeze
 from eow.sampling.frozen import Layer, MeanPool
 from eow.sampling.langevin import Chain, check_steps, noise_scale, run_chain, within
-from eow.stepgraph import recording
+from eow.training.stepgraph import recording
 
 MOST_NOISE = 2**26  # numbers that may be drawn at once, 256 MiB
 

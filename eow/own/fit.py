@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eow.batches import (
+from eow.config import TrainConfig, check_training
+from eow.console import training_bar
+from eow.errors import EowError
+from eow.methods import Method, method_named
+from eow.methods.eow import EOW
+from eow.models import SplitModel
+from eow.models.probing import evaluated
+from eow.models.surgery import UpgradedModel
+from eow.own.batches import (
     LoaderBatches,
     array_loader,
     check_finite,
@@ -15,21 +23,13 @@ from eow.batches import (
     is_arrays,
     outlier_loader,
 )
-from eow.config import TrainConfig, check_training
-from eow.console import training_bar
-from eow.distributed import Place, pick_device
-from eow.errors import EowError
-from eow.methods import Method, method_named
-from eow.methods.eow import EOW
-from eow.models import SplitModel
-from eow.models.probing import evaluated
-from eow.models.surgery import UpgradedModel
-from eow.objective import OutlierEOW, begin, floating_type, needs_split
-from eow.predicting import as_sentence, check_rows, takes
+from eow.own.loss import OutlierEOW, begin, floating_type, needs_split
+from eow.own.predict import as_sentence, check_rows, takes
 from eow.recipes import FITTED, FROM_SCRATCH
 from eow.seeds import derive, own_randomness
 from eow.switches import needs_gradients
-from eow.training import Training
+from eow.training.distributed import Place, pick_device
+from eow.training.loop import Training
 from eow.typed import as_python, build, convert
 
 

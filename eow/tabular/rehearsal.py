@@ -33,9 +33,9 @@ from eow.methods.onset import scale_head
 from eow.methods.temperature import fit_temperature_and_bias, unknown_log_odds
 from eow.models import SplitModel
 from eow.openworld import prior_shift
-from eow.rows import in_parts, scaler_of, table_of
-from eow.rowtraining import trained
 from eow.seeds import derive
+from eow.tabular.rows import in_parts, scaler_of, table_of
+from eow.tabular.training import trained
 
 Rehearsal = tuple[SplitModel, StandardScaler]  # what a warm start goes on from
 

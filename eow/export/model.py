@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from eow import __version__
-from eow.batches import check_finite, inputs_of
 from eow.data.tables import lost_in_float32
 from eow.deployed import Answers, Card
 from eow.errors import EowError
-from eow.export import TOLERANCE, in_batches, kept, named
+from eow.export.run import TOLERANCE, in_batches, kept, named
+from eow.export.traceable import answered
 from eow.methods.base import Method, label_or_unknown, open_prediction, shifted_prediction
 from eow.models import SplitModel
 from eow.models.split import unwrapped
 from eow.openworld import checked_policy, prior_shift, shifted_probabilities
+from eow.own.batches import check_finite, inputs_of
+from eow.own.predict import ask, check_answers
 from eow.plain import first_line
-from eow.predicting import ask, check_answers
-from eow.traceable import answered
 
 
 class Answering(nn.Module):
@@ -51,7 +51,7 @@ class ForTables(nn.Module):
         self.network, self.fence = copied(classifier.model_).float(), copy.deepcopy(classifier.fence_)
 
     def forward(self, rows: Tensor) -> Tensor:
-        from eow.rows import FARTHEST, OUTERMOST  # scikit-learn is imported only where it is needed
+        from eow.tabular.rows import FARTHEST, OUTERMOST  # scikit-learn is imported only where it is needed
 
         z = ((rows.double() - self.mean) / self.scale).clamp(-OUTERMOST, OUTERMOST)
         logits = self.network(z.clamp(-FARTHEST, FARTHEST).float())
@@ -205,7 +205,7 @@ def copied(model: Any) -> SplitModel:
     if not isinstance(split, SplitModel):
         raise EowError(
             f"the model is a {type(model).__name__}: pass what eow.upgrade or eow.fit returned, or a run's folder to "
-            "eow.export.export"
+            "eow.export.run.export"
         )
     try:
         return copy.deepcopy(split).cpu().eval()

@@ -6,7 +6,7 @@ The file takes inputs as they are before normalisation, any number at a time, an
 unknown rate given; label is -1 where confidence is below the threshold or, if none is set, where unknown is the most
 probable answer. Before a file is kept, its bytes are loaded and compared with the run itself on the run's test data, in
 batches of 1, 7 and 64: a difference above 1e-5 is an error, and nothing is written. A model without a run:
-exporting.py.
+model.py.
 """
 
 import io
@@ -29,12 +29,12 @@ from eow.data import CATALOG, load
 from eow.data.inputs import read_inputs
 from eow.deployed import INPUT, OUTPUTS, WITH_ONNX, Answers, Card, from_bytes, onnx_runtime
 from eow.errors import EowError
+from eow.export.traceable import DECOMPOSITIONS, Graph
 from eow.methods.base import label_or_unknown
 from eow.plain import first_line
 from eow.runs import Run
 from eow.runs import load as load_run
 from eow.switches import float32_default
-from eow.traceable import DECOMPOSITIONS, Graph
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 OPSET = 18  # the one torch's exporter is written in: any other is a conversion of it

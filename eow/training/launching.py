@@ -13,8 +13,8 @@ import time
 
 import torch
 
-from eow import stopping
 from eow.errors import EowError
+from eow.training import stopping
 
 PATIENCE = 3.0  # seconds for processes to write their checkpoint before they are killed
 LEFT = 75  # the exit code of a process that another one has left alone
@@ -42,7 +42,7 @@ def launch(devices: int, arguments: list[str]) -> int:
             for rank in range(devices):
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "eow.launching", *arguments],
+                        [sys.executable, "-m", "eow.training.launching", *arguments],
                         env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                         start_new_session=True,  # a terminal's Ctrl-C reaches this process alone
                     )

@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eow.batches import check_dense, check_finite, check_range, labels_of
-from eow.distributed import mean_over_ranks, rank_and_world
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
 from eow.methods.onset import settle
@@ -28,8 +26,10 @@ from eow.models import SplitModel, frozen_statistics
 from eow.models.split import unwrapped
 from eow.models.surgery import UpgradedModel
 from eow.models.widening import WidenedOpenLinear
+from eow.own.batches import check_dense, check_finite, check_range, labels_of
 from eow.sampling import NEGATIVE_LOSSES
 from eow.seeds import derive
+from eow.training.distributed import mean_over_ranks, rank_and_world
 from eow.typed import build
 
 

@@ -1,5 +1,5 @@
-"""The only training loop. `eow train` runs it around a folder (runs.py), `eow.fit` in memory
-(fitting.py).
+"""The only training loop. `eow train` runs it around a folder (eow/runs.py), `eow.fit` in memory
+(eow/own/fit.py).
 
     training = Training(method, batches, settings, place, seed)
     for line in training.epochs(first):      # one dict for the log after every epoch
@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
-from eow import stopping
 from eow.config import TrainConfig
 from eow.console import training_bar
-from eow.distributed import Place
 from eow.errors import EowError
 from eow.methods import Method
 from eow.sampling import LARGEST_ENERGY
 from eow.seeds import derive, own_randomness, seed_torch
-from eow.stepgraph import StepGraph
+from eow.training import stopping
+from eow.training.distributed import Place
+from eow.training.stepgraph import StepGraph
 
 FEWEST_OF_A_CYCLE = 4  # steps: of fewer the cycle would be its end, where nothing is learnt
 READ_EVERY = 50  # steps between two looks at the loss: on a GPU each look waits for the device

@@ -2,7 +2,7 @@
 
 `Graph` does what Transform, `Method.predict`, an unknown rate and a threshold do one after another, with everything
 decided beforehand in Python. Most methods' `answer` is traced as it stands; three are written out because theirs asks a
-tensor for its value or draws numbers. export.py compares every graph with `Method.predict` on data before it is kept.
+tensor for its value or draws numbers. run.py compares every graph with `Method.predict` on data before it is kept.
 """
 
 from typing import Any

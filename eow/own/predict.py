@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eow.batches import check_finite, dataset_loader, depth, inputs_in, inputs_of
 from eow.errors import EowError
 from eow.methods.base import Method, Prediction, label_or_unknown, open_prediction, shifted_prediction
 from eow.models import SplitModel, frozen_statistics
 from eow.models.split import unwrapped
 from eow.openworld import checked_policy, prior_shift
+from eow.own.batches import check_finite, dataset_loader, depth, inputs_in, inputs_of
 from eow.plain import first_line
 
 BATCH = 256  # rows of an array that are predicted at a time

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from eow import storage
-from eow.distributed import Place
 from eow.errors import EowError
-from eow.training import Training
+from eow.training.distributed import Place
+from eow.training.loop import Training
 
 FILE = "checkpoint.safetensors"  # rank 0's, beside those of other ranks
 FILES = (FILE, "checkpoint-rank*.safetensors")

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from eow.training import Training
+from eow.training.loop import Training
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How `EOWClassifier` trains its network on standardised rows: by the loop of training.py, stopped early or not."""
+"""How `EOWClassifier` trains its network on standardised rows: by the loop of eow/training/, stopped early or not."""
 
 import copy
 import threading
@@ -15,7 +15,6 @@ from eow.config import TrainConfig
 from eow.console import training_bar
 from eow.data.dataset import Dataset
 from eow.data.loader import Batches, Transform
-from eow.distributed import Place, pick_device
 from eow.errors import EowError
 from eow.methods.eow import EOW, EOWOptions
 from eow.models import SplitModel
@@ -23,7 +22,8 @@ from eow.models import build as build_model
 from eow.seeds import own_randomness
 from eow.switches import float32_default
 from eow.threads import in_forked_child, one_thread
-from eow.training import Training
+from eow.training.distributed import Place, pick_device
+from eow.training.loop import Training
 
 # Where chains start and how they move, at the cut "input". The noise is three deviations wide: it covers the data.
 CHAINS: dict[str, Any] = {"start": "noise:0.5,mixed:0.5", "start_width": 3.0, "steps": 5, "step": 0.5}
