@@ -74,7 +74,8 @@ def test_where_nothing_is_to_mend_the_mean_unknown_stays_below_the_rate() -> Non
     X, y, fresh, _ = table(1500, 20, 10)
     classifier = EOWClassifier(random_state=0).fit(X, y)
     said = classifier.predict_unknown(fresh).mean()
-    assert said < 0.7 * classifier.unknown_rate_  # few negatives lie where rows do; it is not raised
+    # Few negatives lie where rows do, and what is missing is not added: then it would be the rate.
+    assert said < 0.85 * classifier.unknown_rate_
     classifier.model_ = copy.deepcopy(classifier.network_).double()
     assert said == pytest.approx(classifier.predict_unknown(fresh).mean(), rel=0.2)
 
