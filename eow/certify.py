@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eow import storage
 from eow.errors import EowError
+from eow.evaluate import CERTIFY, is_imported
 from eow.metrics import certified_threshold
 from eow.openworld import checked_policy
+from eow.predictions import Predictions, file_name, predict_set, read
 
 if TYPE_CHECKING:
     from eow.data import Dataset
     from eow.data.sets import RunData
-    from eow.predictions import Predictions
     from eow.runs import Run
 
 FILE = "threshold.json"
@@ -45,31 +46,47 @@ def certify(
 ) -> Threshold | None:
     """The lowest threshold found whose risk is certified, written into the run; None, and none is left in the run,
     where no threshold qualifies."""
-    from dataclasses import replace
-
-    from eow import runs
-    from eow.data.sets import load_sets
-    from eow.predictions import predict_set
-
-    run = runs.load(folder)
     if not 0 < max_risk < 1 or not 0 < delta < 1:
         raise EowError(f"a risk of {max_risk} at δ = {delta} is no promise: give two numbers between 0 and 1")
-    part = unseen_part(run, load_sets(replace(run.config.data, root=root, outliers=()), run.config.seed))
-    said = as_predicted(predict_set(run, "certify", part), unknown_rate)
-    found = certified_threshold(*said, max_risk, delta)
-    path = run.folder / FILE
+    folder = Path(folder)
+    said = imported_part(folder) if is_imported(folder) else predicted_part(folder, root)
+    found = certified_threshold(*as_predicted(said, unknown_rate), max_risk, delta)
+    path = folder / FILE
     if found is None:
         path.unlink(missing_ok=True)
         return None
     promise = Threshold(
-        found.threshold, max_risk, delta, found.coverage, found.risk, found.bound, len(part), unknown_rate,
-        run.weights_hash,
+        found.threshold, max_risk, delta, found.coverage, found.risk, found.bound, len(said.label), unknown_rate,
+        said.manifest["weights"],
     )  # fmt: skip
     storage.write_json(path, promise._asdict())
     return promise
 
 
-def as_predicted(said: "Predictions", unknown_rate: float | None) -> tuple[Any, Any]:
+def predicted_part(folder: Path, root: str) -> Predictions:
+    """What a run says of the samples that it has kept for this."""
+    from dataclasses import replace
+
+    from eow import runs
+    from eow.data.sets import load_sets
+
+    run = runs.load(folder)
+    part = unseen_part(run, load_sets(replace(run.config.data, root=root, outliers=()), run.config.seed))
+    return predict_set(run, CERTIFY, part)
+
+
+def imported_part(folder: Path) -> Predictions:
+    """The predictions that were imported for this."""
+    path = folder / "predictions" / file_name(CERTIFY)
+    if not path.exists():
+        raise EowError(
+            f"{folder} was imported without samples for a threshold: import it again with certify, on which nothing "
+            "was trained or fitted"
+        )
+    return read(path)
+
+
+def as_predicted(said: Predictions, unknown_rate: float | None) -> tuple[Any, Any]:
     """Confidence and correctness by the very arithmetic of `Method.predict`, in float32: what it cannot tell apart must
     not be told apart here."""
     if unknown_rate is None:
@@ -86,7 +103,7 @@ def as_predicted(said: "Predictions", unknown_rate: float | None) -> tuple[Any, 
 def unseen_part(run: "Run", data: "RunData") -> "Dataset":
     """The samples of the training set that the run has kept from everything it learned."""
     if data.certify is not None:
-        part, name = data.certify, "certify"
+        part, name = data.certify, CERTIFY
     elif data.holdout is None:
         raise EowError(
             f"the run in {run.folder} has seen all its training data: train again with data.certify=0.1, which keeps "

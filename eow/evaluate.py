@@ -21,6 +21,7 @@ from eow.storage import file_hash, read_json
 
 KNOWN = "test"  # the name of the predictions on the known classes' test set
 BINS = 15  # of the calibration errors
+IMPORTED = "imported"  # in place of a recipe's name in the config.json of predictions that eow has not made
 CERTIFY = "certify"  # those on which a threshold is certified: no figure is ever taken of them
 
 
@@ -152,6 +153,12 @@ def read_all(
 
 def width_of(said: Predictions) -> str:
     return f"{said.probs.shape[1]} classes and {'no' if said.logits is None else said.logits.shape[1]} logits"
+
+
+def is_imported(folder: Path) -> bool:
+    """Whether the folder holds predictions alone, and no network that could be asked for more."""
+    file = folder / "config.json"
+    return file.exists() and read_json(file).get("recipe") == IMPORTED
 
 
 def read_own(path: Path, weights: str | None) -> Predictions:

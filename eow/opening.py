@@ -17,7 +17,7 @@ from eow.data import Dataset
 from eow.data.loader import Transform
 from eow.data.sets import load_sets
 from eow.errors import EowError
-from eow.evaluate import KNOWN
+from eow.evaluate import KNOWN, is_imported
 from eow.methods import Method, method_named
 from eow.models import SplitModel
 from eow.models import build as build_model
@@ -95,6 +95,8 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         raise EowError(f"{folder} is a file: give a run's folder, or an .onnx file to `eow predict`")
     if not folder.is_dir():
         raise EowError(f"there is no run folder {folder}: give the --out of an `eow train`")
+    if is_imported(folder):
+        raise EowError(f"{folder} holds imported predictions and no network: ask the model that made them for others")
     state, card = storage.read_tensors(folder / "weights.safetensors")
     weights_hash = checked_hash(folder)
     try:

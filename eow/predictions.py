@@ -56,7 +56,7 @@ class Predictions:
     def renormalised(self) -> np.ndarray:
         """The label's probability among the K classes alone, floored as in metrics.nll. Not the confidence's share: a
         one-vs-all confidence is no part of a sum."""
-        if self.open_world:
+        if self.open_world and self.logits is not None:
             return among_known(self, self.label)
 
         def share(block: np.ndarray, rows: slice) -> np.ndarray:
@@ -67,16 +67,26 @@ class Predictions:
 
     @property
     def open_world(self) -> bool:
-        """Whether the method has an unknown logit, so that an unknown rate can be set."""
-        return self.logits is not None and self.logits.shape[1] == self.probs.shape[1] + 1
+        """Whether the method has an unknown of its own, so that an unknown rate can be set: as a rule a logit of it.
+        What was imported may have the probability alone."""
+        if self.logits is None:
+            return self.manifest.get("unknown") is True
+        return self.logits.shape[1] == self.probs.shape[1] + 1
 
     def open_logits(self, rate: float) -> tuple[np.ndarray, float]:
-        """The K+1 logits, and what `rate` adds to the last of them; an error where a method has no unknown logit."""
-        if self.logits is None or not self.open_world:
+        """The K+1 logits, and what `rate` adds to the last of them; an error where a method has no unknown."""
+        method, odds = self.manifest["method"], odds_in(self.manifest)
+        if not self.open_world:
+            raise EowError(f"{method} has no unknown logit: leave the unknown rate out, or train with eow")
+        if odds is None and rate:  # a rate of 0 leaves nothing of the unknown, whatever it was
             raise EowError(
-                f"{self.manifest['method']} has no unknown logit: leave the unknown rate out, or train with eow"
+                f"the predictions of {method} do not say which prior odds of unknown are in them, which an unknown "
+                "rate replaces: import them with odds, or leave the rate out"
             )
-        return self.logits, prior_shift(rate, odds_in(self.manifest))
+        logits = self.logits
+        if logits is None:
+            logits = np.log(np.maximum(np.column_stack([self.probs, self.unknown]), FLOOR))
+        return logits, prior_shift(rate, odds or 1.0)
 
     def at_unknown_rate(self, rate: float) -> "Predictions":
         """The same predictions for an expected share `rate` of unknowns: the unknown logit is shifted, nothing is run
@@ -109,7 +119,7 @@ def losses(said: Predictions, renormalised: bool = False) -> np.ndarray:
     """-log of the true class's probability, one a sample, raw or with the K classes renormalised; floored as in
     metrics.nll."""
     true = labels_of(said.probs, said.labels)
-    if renormalised and said.open_world:
+    if renormalised and said.open_world and said.logits is not None:
         return -np.log(among_known(said, true))
 
     def of_rows(rows: slice) -> np.ndarray:

@@ -3,6 +3,7 @@ are small, and threads that wait for one another are slow on a busy machine."""
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -16,3 +17,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:only .* steps? in all:RuntimeWarning")  # as most runs here are
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The command in this process: its exit code, standard output and standard error."""
+
+    from eow import cli  # once the environment is as above
+
+    def run_command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["eow", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run_command

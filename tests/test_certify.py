@@ -291,9 +291,9 @@ def saying(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             h[:, -1],
             labels,
             logits.astype(np.float32),
-            {"odds": LAM, "method": "eow"},
+            {"odds": LAM, "method": "eow", "weights": ""},
         )
-        monkeypatch.setattr(predictions, "predict_set", lambda run, name, part: said)
+        monkeypatch.setattr(certifying, "predict_set", lambda run, name, part: said)
         return folder
 
     return say

@@ -4,6 +4,7 @@ training.py    train, methods, demo, theory
 measuring.py   evaluate, compare, threshold
 benching.py    bench, report
 using.py       predict, export
+importing.py   import
 data.py        data list, fetch, verify, corruptions
 options.py     what several of them take
 """
@@ -14,12 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
-from eow.cli import benching, data, measuring, training, using
+from eow.cli import benching, data, importing, measuring, training, using
 from eow.cli.options import app
 from eow.console import in_one_line, plain_warnings
 from eow.plain import printable
 
-__all__ = ["app", "benching", "data", "main", "measuring", "training", "using"]
+__all__ = ["app", "benching", "data", "importing", "main", "measuring", "training", "using"]
 
 app.add_typer(data.data_app, name="data", help="Data sets: what there is, fetch it, check it, corrupt it.")
 

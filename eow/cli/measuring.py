@@ -192,19 +192,22 @@ def threshold(
 ) -> None:
     """Certify a confidence threshold on data the run has never seen, so that `eow predict` abstains below it."""
     from eow.certify import certify
+    from eow.evaluate import is_imported
 
     found = certify(run, max_risk, delta, unknown_rate, root)
     if as_json:
         typer.echo(json.dumps(found and found._asdict(), indent=2))
-    elif found is None:
-        typer.echo(
-            f"no threshold qualifies: none keeps the risk under {max_risk:g} with probability {1 - delta:g}\n"
-            f"the run has none now, and `eow predict {run}` abstains only where unknown is the most probable answer"
-        )
+        return
+    if found is None:
+        typer.echo(f"no threshold qualifies: none keeps the risk under {max_risk:g} with probability {1 - delta:g}")
+        then = f"the run has none now, and `eow predict {run}` abstains only where unknown is the most probable answer"
     else:
         typer.echo(
             f"answer at a confidence of {found.threshold:.6g} or more: at most {max_risk:.2%} of the answers on known "
             f"classes are wrong, with probability {1 - delta:g}\n"
             f"on the {found.samples:,} samples it was found on: {found.coverage:.1%} answered, {found.risk:.2%} of "
-            f"these wrong, at most {found.bound:.2%} by the bound\n`eow predict {run}` now abstains below it"
+            f"these wrong, at most {found.bound:.2%} by the bound"
         )
+        then = f"`eow predict {run}` now abstains below it"
+    if not is_imported(run):  # else there is no network to predict with
+        typer.echo(then)

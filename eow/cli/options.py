@@ -9,8 +9,8 @@ from typer.core import TyperGroup
 from eow.errors import EowError
 
 ORDER = (
-    "demo", "train", "evaluate", "report", "predict", "threshold", "export", "compare", "bench", "data", "methods",
-    "theory",
+    "demo", "train", "evaluate", "report", "predict", "threshold", "export", "compare", "import", "bench", "data",
+    "methods", "theory",
 )  # fmt: skip
 
 

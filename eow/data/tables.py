@@ -25,18 +25,7 @@ COARSE = 0.01  # of a column's deviation: what rounding it may change
 def read_npz(name: str, split: str) -> Dataset:
     """Arrays x, y (or X, y), cut 80/20, or x_train, y_train, x_test, y_test; `classes` names the labels 0..K-1."""
     path = there(name, "npz")
-    try:
-        check_packed(path)
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-        for key, array in arrays.items():
-            if not isinstance(array, np.ndarray) or (array.dtype.kind == "U" and not is_text(array)):
-                raise EowError(f"its member {key!r} is no array, or of characters that are none")
-    except Exception as error:
-        raise EowError(
-            f"{path} cannot be read as an .npz of plain arrays ({reason(error)}): write it with numpy.savez, "
-            "without objects"
-        ) from error
+    arrays = npz_arrays(path)
     found = sorted(arrays)
     for capital, usual in (("X", "x"), ("Y", "y")):
         if capital in arrays and usual not in arrays:
@@ -59,6 +48,23 @@ def read_npz(name: str, split: str) -> Dataset:
             _tell_of_untrained(whole)
         return whole if split == "all" else whole.subset(split_80_20(name, labels, split))
     raise EowError(f"{path} holds {found}, not x and y or x_train, y_train, x_test and y_test")
+
+
+def npz_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Everything in an .npz file, none of it an object."""
+    try:
+        check_packed(path)
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
+        for key, array in arrays.items():
+            if not isinstance(array, np.ndarray) or (array.dtype.kind == "U" and not is_text(array)):
+                raise EowError(f"its member {key!r} is no array, or of characters that are none")
+    except Exception as error:
+        raise EowError(
+            f"{path} cannot be read as an .npz of plain arrays ({reason(error)}): write it with numpy.savez, "
+            "without objects"
+        ) from error
+    return arrays
 
 
 def unlabelled(name: str, inputs: np.ndarray, columns: Sequence[str] = ()) -> Dataset:

@@ -20,8 +20,11 @@ BARS = (("ece", "ECE, %", 100), ("accuracy", "accuracy, %", 100), ("unknown", "m
 def corruptions(bunch: Bunch, rate: float | None) -> list[Figure]:
     """The paper's figure 3 and the matrices behind it; where no run has been corrupted, the command that does it."""
     able = [group for group in bunch.groups if all(run.corruptions is not None for run in group.runs)]
-    lacking = [run for group in bunch.groups for run in group.runs if run.corruptions is None]
-    missing = how_to_measure(lacking, sum(len(group.runs) for group in bunch.groups)) if lacking else ""
+    own = [run for group in bunch.groups for run in group.runs if not run.imported]
+    if not own:
+        return []
+    lacking = [run for run in own if run.corruptions is None]
+    missing = how_to_measure(lacking, len(own)) if lacking else ""
     if not able:
         words = "The test images under 19 corruptions at five severities, as in CIFAR-C (the paper's figure 3)."
         return [Figure("corruptions", "Corruptions", words, [], missing=missing)]

@@ -60,7 +60,9 @@ def gallery(bunch: Bunch, root: str = "") -> Gallery:
     """The pictures of every group; where the data is not at hand, the reason instead."""
     from eow.opening import load, own_sets
 
-    first = bunch.groups[0].first
+    first = next((group.first for group in bunch.groups if not group.first.imported), None)
+    if first is None:
+        return Gallery([], missing="There are no pictures to show: imported predictions come without their images.")
     names = [name for name in bunch.sets if all(name in group.first.others for group in bunch.groups)]
     place, missing = root or first.config["data"].get("root", ""), ""
     try:

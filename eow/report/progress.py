@@ -17,7 +17,9 @@ CLIMB = 0.5  # of the mean energy along the chains, in any seed, that is worth o
 STEEP = 30  # from this ratio on, positive values are drawn on a log scale
 
 
-def training(bunch: Bunch) -> Figure:
+def training(bunch: Bunch) -> Figure | None:
+    if all(run.imported for group in bunch.groups for run in group.runs):
+        return None
     lines = {id(run): [line for line in run.log if AFTER_TERMS in line] for g in bunch.groups for run in g.runs}
     names = dict.fromkeys(name for group in bunch.groups for run in group.runs for line in lines[id(run)]
                           for name in curve_names(line))  # fmt: skip

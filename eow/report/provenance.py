@@ -33,7 +33,8 @@ def runs_table(bunch: Bunch) -> Table:
             ])  # fmt: skip
     caption = (
         "As each run wrote it down when it began: versions, commit and device; weights: the beginning of the sha256 of "
-        "weights.safetensors. Everything on this page was computed from the predictions in these folders."
+        "weights.safetensors, or of imported predictions. Everything on this page was computed from the predictions in "
+        "these folders."
     )
     return Table("runs", "Provenance", header, rows, caption)
 
@@ -58,6 +59,8 @@ def command_of(run: Loaded) -> str:
     """The `eow train` that makes the run again: name, recipe and seed, and whatever is not the recipe's."""
     from eow.config import from_table, resolve, to_table
 
+    if run.imported:
+        return f"# {run.folder}: imported, not made by eow"
     wanted = run.config
     names = {section: {"name": wanted[section]["name"]} for section in ("data", "model", "method")}
     try:

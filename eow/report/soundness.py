@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from eow.errors import EowError
-from eow.evaluate import is_number
+from eow.evaluate import IMPORTED, is_number
 
 WORDS = ("event", "reason", "source")  # of a line of the log; everything else in it is a number
 PROFILE = ("step", "mean", "low", "high")
@@ -35,7 +35,8 @@ def fault_of_config(config: dict[str, Any]) -> str | None:
             return f"its {section} is no section"
         if section != "train" and not isinstance(config[section].get("name"), str):
             return f"its {section} has no name"
-    if config["method"]["name"] == "eow" and not is_number(config["method"].get("lam")):
+    method, imported = config["method"], config.get("recipe") == IMPORTED
+    if method["name"] == "eow" and not imported and not is_number(method.get("lam")):
         return "its method has no λ"
     if not isinstance(config["data"].get("root", ""), str):
         return "its data lies nowhere"
@@ -43,7 +44,8 @@ def fault_of_config(config: dict[str, Any]) -> str | None:
 
 
 def fault_of_summary(summary: dict[str, Any]) -> str | None:
-    if not is_number(summary["train_seconds"]) or not isinstance(summary["weights"], str):
+    seconds = summary["train_seconds"]
+    if not (seconds is None or is_number(seconds)) or not isinstance(summary["weights"], str):
         return "it does not say what was trained"
     sets = summary["sets"]
     if not isinstance(sets, dict) or not all(isinstance(each, dict) for each in sets.values()):

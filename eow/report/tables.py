@@ -67,7 +67,8 @@ def has_unknown(group: Group) -> bool:
 
 def headline(bunch: Bunch, rate: float | None) -> Table:
     """The figures on the known classes' test set, and the paper's where it has the same data, model and method."""
-    lams = {group.first.config["method"]["lam"] for group in bunch.groups if group.first.method == "eow"}
+    swept = [group.first for group in bunch.groups if group.first.method == "eow" and not group.first.imported]
+    lams = {run.config["method"]["lam"] for run in swept}
     printed = {
         name: [paper_figure(group, name, len(lams) > 1) for group in bunch.groups] for *_, name in KNOWN_COLUMNS if name
     }
@@ -87,9 +88,10 @@ def headline(bunch: Bunch, rate: float | None) -> Table:
             header.append(f"paper's {title}")
             for row, value in zip(rows, printed[name]):
                 row.append(DASH if value is None else Cell(f"{value:g}", value))
-    header += ["seconds", "seeds"]
+    trained = not all(group.first.imported for group in bunch.groups)
+    header += ["seconds", "seeds"] if trained else ["seeds"]
     for row, group in zip(rows, bunch.groups):
-        row.append(figure_cell([run.summary["train_seconds"] for run in group.runs], 1, 1))
+        row += [figure_cell([run.summary["train_seconds"] for run in group.runs], 1, 1)] if trained else []
         row.append(Cell(str(len(group.runs)), len(group.runs)))
     samples = len(bunch.groups[0].first.known.labels)
     beside = any(value is not None for values in printed.values() for value in values)
@@ -97,8 +99,9 @@ def headline(bunch: Bunch, rate: float | None) -> Table:
         f"On the {samples:,} test samples of known classes. {SPREAD} ECE: 15 bins of equal width; null ECE is what a "
         "perfectly calibrated model with the same confidences would measure, so an ECE close to it is no sign of "
         "miscalibration. NLL: as it is, which counts what goes to unknown as lost, and NLL of K, of the K classes "
-        "renormalised. AURC: area under the risk-coverage curve. Seconds: of training." + rate_words(rate)
+        "renormalised. AURC: area under the risk-coverage curve." + " Seconds: of training." * trained
     )
+    caption += rate_words(rate)
     if beside:
         tables = "tables 1 and, by λ, 3" if len(lams) > 1 else "table 1"
         caption += f" The paper's figures are those printed in its {tables}, for its own training."
@@ -113,7 +116,7 @@ def paper_figure(group: Group, column: str, by_lambda: bool) -> float | None:
     """What the paper prints for this data, model and method: in table 1, or where runs differ in λ in table 3, if that
     has the data."""
     config = group.first.config
-    if config["data"].get("unknown_classes"):
+    if config["data"].get("unknown_classes") or group.first.imported:
         return None
     keys = {"dataset": config["data"]["name"], "model": config["model"]["name"]}
     swept = by_lambda and any(row["dataset"] == keys["dataset"] for row in paper.read("table3_lambda"))
@@ -159,8 +162,8 @@ def set_name(bunch: Bunch, name: str) -> str:
     """How a set of unknowns is called on the page."""
     if name != "unknown":
         return name
-    classes = ", ".join(map(str, bunch.groups[0].first.config["data"].get("unknown_classes", [])))
-    return f"classes {classes}"
+    classes = bunch.groups[0].first.config["data"].get("unknown_classes", [])
+    return f"classes {', '.join(map(str, classes))}" if classes else "unseen classes"
 
 
 def at_thresholds(bunch: Bunch, rate: float | None) -> Table | None:
