@@ -35,6 +35,7 @@ _NAMES = {
     "SplitModel": "eow.models",
     "export_model": "eow.export.model",
     "fit": "eow.own.fit",
+    "fit_temperature": "eow.methods.temperature",
     "import_predictions": "eow.importing",
     "load_run": "eow.runs",
     "predict": "eow.own.predict",
