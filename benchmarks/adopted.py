@@ -1,11 +1,11 @@
-"""Is an upgrade worth it? A network that somebody has, upgraded and trained on, beside the same epochs without an energy
-term and beside detectors that need no training.
+"""Is an upgrade worth it? A network that somebody has, upgraded and trained on, beside the same epochs without an
+energy term and beside detectors that need no training.
 
     EOW_DATA=... OMP_NUM_THREADS=1 python benchmarks/adopted.py --out runs/adopted --data mnist fashion_mnist
     python benchmarks/adopted.py --out runs/adopted --table     # of what is there; nothing is trained
 
-A small convolutional network learns eight of ten classes with `eow.fit(..., method="vanilla")`. From these weights, each
-variant has five epochs more, with the same optimiser and schedule:
+A small convolutional network learns eight of ten classes with `eow.fit(..., method="vanilla")`. From these weights,
+each variant has five epochs more, with the same optimiser and schedule:
 
     longer      cross-entropy alone, and a temperature (the control)
     eow         `eow.upgrade` and `eow.fit` with their defaults and a holdout
