@@ -14,7 +14,8 @@ import os
 import platform
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from eow.evaluate import CERTIFY, IMPORTED, KNOWN, evaluate
 from eow.foreign import FIELDS, Arrays, answers, checked_odds, class_values, columns_of
 from eow.identity import NO_LABEL, Identity, alike, hash_of
 from eow.predictions import file_name, write
-from eow.storage import make_folder, write_json
+from eow.storage import TOKEN, locked, make_folder, write_json
+from eow.training import stopping
 from eow.typed import as_python, check_range, convert
 
 RESERVED = (KNOWN, CERTIFY, "intervals", "corruptions")  # what else stands among the figures of sets
 TESTED, KEPT = "the test samples", "the samples to certify on"
+HALF = ".importing-"  # how the name of a folder begins that is not yet whole
 
 
 def import_predictions(
@@ -63,11 +66,9 @@ def import_predictions(
     like      the folder of a run on the same test samples in the same order, whose `data` and `classes` these are
     odds      the prior odds of "unknown", λ or ρ/(1-ρ); `logits` then have K+1 columns, the last the unknown's
     """
-    folder, model = Path(folder), convert(as_python(name), str, "name")
+    folder, model = new_folder(folder), convert(as_python(name), str, "name")
     if not model.strip():
         raise EowError("the model has no name: give it the one that tables are to show")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise EowError(f"{folder} is there already: import into a new folder")
     seed, odds, values = convert(as_python(seed), int, "seed"), checked_odds(odds), class_values(classes)
     check_range("seed", seed, 0)
     told = answers(said, odds, TESTED)
@@ -89,6 +90,27 @@ def import_predictions(
         "model": {"name": "-"}, "method": {"name": model}, "train": {},
     }  # fmt: skip
     return written(folder, parts, sets, list(of.classes), config, odds)
+
+
+def new_folder(folder: str | Path) -> Path:
+    """Where a folder is to be made, behind all links: nothing is there yet, or an empty folder."""
+    if folder == "":  # which pathlib takes for the folder one is in
+        raise EowError("the folder of the import is an empty text: name one")
+    try:
+        place = Path(os.path.realpath(folder))
+        taken, here = os.path.lexists(place), place == Path.cwd()
+        free = not taken or (place.is_dir() and not any(place.iterdir()))
+    except (OSError, ValueError) as error:
+        raise cannot(folder, error) from None
+    if here:  # it would be replaced, and whoever is in it be left in none
+        raise EowError(f"{folder} is the folder you are in: import into a new one")
+    if not free:
+        raise EowError(f"{folder} is there already: import into a new folder")
+    return place
+
+
+def cannot(folder: Any, error: Exception) -> EowError:
+    return EowError(f"{folder} cannot be made: {getattr(error, 'strerror', None) or error}; import into a new folder")
 
 
 def named(unknowns: Any) -> dict[str, Any]:
@@ -155,9 +177,9 @@ def written(
 
     contents = hash_of(*(array for part in parts.values() for array in part.values()))
     opens = any(part["unknown"].any() for part in parts.values()) or odds is not None
-    make_folder(folder.absolute().parent)
-    place = folder.absolute().with_name(f".{folder.absolute().name}.{secrets.token_hex(4)}")
-    try:
+    make_folder(folder.parent)
+    remove_halves(folder.parent)
+    with being_made(folder.with_name(HALF + secrets.token_hex(4))) as place:
         for name, arrays in parts.items():
             manifest = {
                 "name": name, "key": contents, "method": config["method"]["name"], "odds": odds, "unknown": opens,
@@ -176,9 +198,10 @@ def written(
             "sets": {name: described(parts[name], found) for name, found in sets.items()},
         }  # fmt: skip
         write_json(place / "summary.json", summary)
-        rename(place, folder)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        try:
+            os.rename(place, folder)
+        except OSError as error:
+            raise cannot(folder, error) from None
     return summary
 
 
@@ -188,8 +211,21 @@ def described(part: Arrays, found: str) -> dict[str, Any]:
     return {"split": IMPORTED, "samples": samples, "classes": classes, "hash": found, "official": None}
 
 
-def rename(place: Path, folder: Path) -> None:
-    try:
-        os.rename(place, folder)
-    except OSError as error:
-        raise EowError(f"{folder} cannot be made: {error.strerror or error}; import into a new folder") from None
+@contextmanager
+def being_made(place: Path) -> Iterator[Path]:
+    """A folder, locked, of which nothing is left unless it is renamed: not by an error, and not by a signal."""
+    with stopping.listening():
+        try:
+            make_folder(place)
+            with locked(place):
+                yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def remove_halves(beside: Path) -> None:
+    """What a kill has left of imports: folders that nobody holds a lock of any more."""
+    for lock in beside.glob(f"{HALF}*/.lock"):
+        if TOKEN.fullmatch(lock.parent.name.removeprefix(HALF)):
+            with suppress(EowError), locked(lock.parent):  # else it is being made
+                shutil.rmtree(lock.parent, ignore_errors=True)
