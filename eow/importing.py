@@ -129,7 +129,8 @@ def read_file(path: str | Path) -> tuple[Arrays, np.ndarray | None, list[Any]]:
     """What an .npz file says: the model's answers, the labels, and the classes, each where it is there."""
     path = Path(path)
     if not is_file(path):
-        raise EowError(f"{path} cannot be read (it is no file): name an .npz file with probs or logits")
+        what = "it is no file" if os.path.lexists(path) else "there is no such file"
+        raise EowError(f"{path} cannot be read ({what}): name an .npz file with probs or logits")
     arrays = npz_arrays(path)
     if unread := sorted({*arrays} - {*FIELDS, "labels", "classes"}):
         raise EowError(

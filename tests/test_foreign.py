@@ -127,7 +127,7 @@ def test_files_that_do_not_belong_together(call: Any, tmp_path: Path, monkeypatc
         ("--unknown", "far=b.npz"): "b.npz has other classes than a.npz",
         ("--unknown", "far=c.npz", "--unknown", "far=c.npz"): "--unknown names far twice",
         ("--certify", "/dev/zero"): "/dev/zero cannot be read (it is no file)",  # which has no end
-        ("--unknown", "far=none.npz"): "none.npz cannot be read",
+        ("--unknown", "far=none.npz"): "none.npz cannot be read (there is no such file)",
         ("--unknown", "intervals=c.npz"): "no name for a set",
     }
     for words, sentence in refused.items():
