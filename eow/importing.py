@@ -137,6 +137,11 @@ def read_file(path: str | Path) -> tuple[Arrays, np.ndarray | None, list[Any]]:
             f"{path} holds {', '.join(unread)}, which nothing here reads: name its arrays {', '.join(FIELDS)}, labels "
             "and classes, and leave others out"
         )
+    if raw := [name for name, array in arrays.items() if array.dtype.type is np.void]:
+        raise EowError(
+            f"{path} holds {raw[0]} as raw bytes, which is how numpy writes bfloat16 and other types it does not know: "
+            "save it as float32"
+        )
     labels, classes = (arrays.pop(name, None) for name in ("labels", "classes"))
     return arrays, labels, [] if classes is None else classes.reshape(-1).tolist()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from handmade import spoken
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
@@ -121,6 +122,7 @@ def test_files_that_do_not_belong_together(call: Any, tmp_path: Path, monkeypatc
     np.savez("a.npz", probs=PROBS, labels=np.array([*"abcd"])[LABELS], classes=[*"abcd"])
     np.savez("b.npz", probs=PROBS[::-1], labels=LABELS[::-1], classes=[*"bacd"])
     np.savez("c.npz", probs=PROBS[::-1])
+    np.savez("half.npz", probs=torch.tensor(PROBS).bfloat16().view(torch.int16).numpy().view("V2"), labels=LABELS)
     np.savez("bytes.npz", probs=PROBS, labels=LABELS, classes=np.array([*"abcd"], "S1"))
     refused = {
         ("--certify", "b.npz"): "b.npz has other classes than a.npz",
@@ -129,6 +131,7 @@ def test_files_that_do_not_belong_together(call: Any, tmp_path: Path, monkeypatc
         ("--certify", "/dev/zero"): "/dev/zero cannot be read (it is no file)",  # which has no end
         ("--unknown", "far=none.npz"): "none.npz cannot be read (there is no such file)",
         ("--unknown", "intervals=c.npz"): "no name for a set",
+        ("--unknown", "far=half.npz"): "half.npz holds probs as raw bytes, which is how numpy writes bfloat16",
     }
     for words, sentence in refused.items():
         code, _, err = call("import", "a.npz", "--out", "new", *words)
