@@ -166,7 +166,8 @@ def check_parts(parts: dict[str, Arrays], classes: Sequence[str]) -> None:
             raise EowError(f"{name} has other columns than {KNOWN}: give the same of the same model for all samples")
     if len(classes) not in (0, width):
         raise EowError(f"{len(classes)} names for {width} classes: name each, or none")
-    if CERTIFY in parts and np.array_equal(parts[CERTIFY]["probs"], known["probs"]):
+    kept = parts.get(CERTIFY, {})  # a model may say the same of everything, but the labels then differ
+    if kept and all(np.array_equal(kept[key], known[key]) for key in ("probs", "labels")):
         raise EowError("a threshold certified on the data it is judged on promises nothing: give other samples")
 
 

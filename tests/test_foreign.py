@@ -102,6 +102,13 @@ def test_what_has_no_meaning_is_a_sentence(tmp_path: Path, case: str) -> None:
     assert not any(tmp_path.iterdir())
 
 
+def test_a_model_that_says_the_same_of_all_samples_can_be_certified(tmp_path: Path) -> None:
+    even = np.full((400, 4), 0.25)
+    import_predictions(tmp_path / "a", even, LABELS, certify=(even, np.roll(LABELS, 1)))
+    with pytest.raises(EowError, match="promises nothing"):
+        import_predictions(tmp_path / "b", even, LABELS, certify=(even, LABELS))
+
+
 def test_one_logit_beside_that_of_unknown_is_one_class(tmp_path: Path) -> None:
     for width in (1, 2):
         with pytest.raises(EowError, match="of the test samples there is one class"):
