@@ -42,7 +42,7 @@ def import_predictions(
     said: Any,
     labels: Any,
     *,
-    name: str = "imported",
+    name: str = "",
     unknowns: Mapping[str, Any] | None = None,
     certify: tuple[Any, Any] | None = None,
     seed: int = 0,
@@ -56,7 +56,8 @@ def import_predictions(
     said      what the model said of the test samples: probabilities (N, K), or a mapping or an object with `probs`,
               `logits` or both, and `unknown` where it has one, such as the answer of `eow.predict`
     labels    the true classes, 0 to K-1, or as `classes` have them
-    name      of the model, as tables call it; folders that differ in nothing but `seed` are one model, trained so often
+    name      of the model, as tables call it, else the folder's; those that differ in nothing but `seed` are one model,
+              trained so often
     unknowns  by name, what it said of samples of no known class; they have no labels
     certify   (said, labels) of samples that nothing was trained or fitted on, for `eow threshold`. That this is so,
               and that they are drawn as the test set is, eow has to take your word for
@@ -66,7 +67,8 @@ def import_predictions(
     like      the folder of a run on the same test samples in the same order, whose `data` and `classes` these are
     odds      the prior odds of "unknown", λ or ρ/(1-ρ); `logits` then have K+1 columns, the last the unknown's
     """
-    folder, model = new_folder(folder), convert(as_python(name), str, "name")
+    folder = new_folder(folder)
+    model = convert(as_python(name), str, "name") or folder.name
     if not model.strip():
         raise EowError("the model has no name: give it the one that tables are to show")
     seed, odds, values = convert(as_python(seed), int, "seed"), checked_odds(odds), class_values(classes)

@@ -204,6 +204,18 @@ def test_an_imported_model_with_the_name_of_a_run_s_method_is_told_from_it(run: 
     assert labels_of([[each] for each in groups]) == ["vanilla", "vanilla, imported"]
 
 
+def test_without_names_models_are_called_as_their_folders(tmp_path: Path) -> None:
+    """Were they all called the same, no report could have two."""
+    folders = [tmp_path / name for name in ("forest", "boosted")]
+    for folder in folders:
+        import_predictions(folder, CLOSED["probs"], CLOSED["labels"])
+    report(folders, tmp_path / "report.md", "md")
+    assert all(f"\n| {folder.name} |" in (tmp_path / "report.md").read_text() for folder in folders)
+    import_predictions(tmp_path / "again", CLOSED["probs"], CLOSED["labels"], name="forest")
+    with pytest.raises(EowError, match="or import one with another name or seed"):
+        report([*folders, tmp_path / "again"], tmp_path / "report.md", "md")
+
+
 def test_names_that_no_font_has_are_drawn(tmp_path: Path) -> None:
     for name in ("\udcff", "\x1b[31m", "$x_1"):
         folder, unknowns = tmp_path / f"{ord(name[0])}", {name: only(FAR, "probs")}

@@ -187,9 +187,8 @@ def make_bunch(title: str, runs: list[Loaded], unknown_rate: float | None) -> Bu
     for group in listed:
         for one, next_one in pairwise(group):
             if one.seed == next_one.seed:
-                raise EowError(
-                    f"{one.folder} and {next_one.folder} are runs of the same settings and seed: give one of them"
-                )
+                then = "give one of them" + ", or import one with another name or seed" * one.imported
+                raise EowError(f"{one.folder} and {next_one.folder} are runs of the same settings and seed: {then}")
     listed = [
         group if len(group) > 1
         else [replace(group[0], intervals=intervals(*predictions_of(group[0].folder, unknown_rate)))]
