@@ -5,9 +5,9 @@ The public names are imported when they are first used: `import eow` costs next 
     settings        config.py has them all; assignments.py reads them, typed.py checks them, recipes.py presets them
     a run           runs.py trains one into a folder (runfolder.py), opening.py opens it
     tables          estimator.py (EOWClassifier)
-    predictions     predictions.py keeps them on disk, importing.py and foreign.py those of other models, openworld.py
-                    shifts their unknown; of them evaluate.py and robustness.py take figures, compare.py differences,
-                    certify.py a threshold
+    predictions     predictions.py keeps them on disk, importing.py those of other models (foreign.py, identity.py),
+                    openworld.py shifts their unknown; of them evaluate.py and robustness.py take figures, compare.py
+                    differences, certify.py a threshold
     deployment      answering.py is `eow predict`, deployed.py runs an .onnx file without torch
     underneath      storage.py and mapping.py (files), seeds.py, switches.py and threads.py (torch's global state),
                     errors.py, plain.py and console.py (what a person reads)

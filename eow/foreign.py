@@ -5,13 +5,14 @@ prior odds of "unknown" in them, logits have K+1 columns, the last the unknown's
 max of the probabilities.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from eow.errors import EowError
-from eow.metrics.checks import SPACING, SUM_SLACK, as_array, as_table, block_of, kept_in, within_unit
+from eow.metrics.checks import SPACING, SUM_SLACK, as_array, as_table, block_of, kept_in, labels_of, within_unit
 from eow.openworld import LEAST_ODDS, MOST_ODDS, softmax
 from eow.predictions import CHUNK, CLOSE
 from eow.typed import as_python, convert
@@ -35,19 +36,16 @@ def answers(said: Any, odds: float | None, whose: str) -> Arrays:
     given = fields_of(said)
     if "probs" not in given and "logits" not in given:
         raise EowError(f"of {whose} there are neither probs nor logits: give one of them, (N, K)")
-    tables = {key: as_table(value, key, 1 if key == "unknown" else 2) for key, value in given.items()}
+    tables = {key: as_table(value, f"{key} of {whose}", 1 if key == "unknown" else 2) for key, value in given.items()}
     if len({len(table) for table in tables.values()}) > 1:
         lengths = ", ".join(f"{key} {len(table):,}" for key, table in tables.items())
         raise EowError(f"of {whose} there are different numbers ({lengths}): they must be of the same samples")
-    if "logits" in tables:
-        return of_logits(tables, odds, whose)
-    probs = tables["probs"]
-    within_unit(probs, "probs")
-    unknown = as_array(tables.get("unknown", np.zeros(len(probs))), "unknown", 1)
-    within_unit(unknown, "unknown")
-    check_sums(probs, unknown, whose)
-    found = {"probs": block_of(probs, slice(None)).astype(np.float32), "unknown": unknown.astype(np.float32)}
-    return {**found, **decided(found["probs"])}
+    if odds is not None and {*tables} == {"probs"}:
+        raise EowError(f"odds are those of an unknown, and {whose} have none: give `unknown` or K+1 logits, or no odds")
+    wide = "logits" in tables and odds is not None
+    if (tables["logits"] if "logits" in tables else tables["probs"]).shape[1] - wide < 2:
+        raise EowError(f"of {whose} there is one class: of two, give the probabilities of both, (N, 2)")
+    return of_logits(tables, odds, whose) if "logits" in tables else of_probs(tables, whose)
 
 
 def fields_of(said: Any) -> dict[str, Any]:
@@ -63,43 +61,101 @@ def fields_of(said: Any) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def of_logits(tables: dict[str, Any], odds: float | None, whose: str) -> Arrays:
-    """The answers that logits give. Probabilities that come with them must be theirs."""
-    logits = block_of(tables["logits"], slice(None)).astype(np.float32)
-    if not np.isfinite(logits).all():
-        raise EowError(f"logits of {whose} are not all finite numbers: look at what made them")
-    classes = logits.shape[1] - (odds is not None)
-    probs, unknown = np.empty((len(logits), classes), np.float32), np.zeros(len(logits), np.float32)
-    for first in range(0, len(logits), CHUNK):
-        rows = slice(first, first + CHUNK)
-        shares = softmax(logits[rows])
-        probs[rows] = shares[:, :classes]
-        if odds is not None:
-            unknown[rows] = shares[:, -1]
-    for key, table in (("probs", probs), ("unknown", unknown)):
-        if key in tables and (tables[key].shape != table.shape or far(tables[key], table)):
-            hint = "" if odds is not None else "; where the last logit is that of unknown, say at which odds"
-            raise EowError(f"{key} of {whose} are not what the softmax of their logits says: give one of them{hint}")
-    return {"probs": probs, "unknown": unknown, "logits": logits, **decided(probs, logits[:, :classes])}
-
-
-def far(one: Any, other: np.ndarray) -> bool:
-    gap = np.abs(block_of(one, slice(None)) - other)
-    return not bool((gap <= CLOSE).all())
-
-
-def decided(probs: np.ndarray, scores: np.ndarray | None = None) -> Arrays:
-    """Of the largest score, which for logits need not be told apart in probs."""
-    return {"label": (probs if scores is None else scores).argmax(1).astype(np.int64), "confidence": probs.max(1)}
-
-
-def check_sums(probs: Any, unknown: np.ndarray, whose: str) -> None:
+def of_probs(tables: dict[str, Any], whose: str) -> Arrays:
     """Nothing is renormalised here: what is not the classes' must be the unknown's."""
-    total = block_of(probs, slice(None)).sum(1) + unknown
+    table, count = tables["probs"], len(tables["probs"])
+    unknown = as_array(tables.get("unknown", np.zeros(count)), "unknown", 1)
+    for key, each in (("probs", table), ("unknown", unknown)):
+        within_unit(each, f"{key} of {whose}")
+    probs, total, label = np.empty(table.shape, np.float32), unknown.copy(), np.empty(count, np.int64)
+    for rows in chunks(count):
+        block = block_of(table, rows)
+        probs[rows], label[rows] = block, block.argmax(1)  # what float64 tells apart float32 may not
+        total[rows] += block.sum(1)
     row = int(np.abs(total - 1).argmax())
     off = abs(float(total[row]) - 1)
-    if off > SUM_SLACK and off > max((2 * SPACING[name] for name in kept_in(probs)), default=0.0):
+    if off > SUM_SLACK and off > max((2 * SPACING[name] for name in kept_in(table)), default=0.0):
         raise EowError(
             f"probs and unknown of {whose} sum to {total[row]:.6g} in row {row}: give probabilities that sum to 1, "
             "what is left over as `unknown`, or logits as `logits`"
         )
+    return {"probs": probs, "unknown": unknown.astype(np.float32), "label": label, "confidence": probs.max(1)}
+
+
+def of_logits(tables: dict[str, Any], odds: float | None, whose: str) -> Arrays:
+    """The answers that logits give. Probabilities that come with them must be theirs."""
+    table, count = tables["logits"], len(tables["logits"])
+    classes = table.shape[1] - (odds is not None)
+    logits, label = np.empty(table.shape, np.float32), np.empty(count, np.int64)
+    probs, unknown = np.empty((count, classes), np.float32), np.zeros(count, np.float32)
+    for rows in chunks(count):
+        block = block_of(table, rows)
+        with np.errstate(over="ignore"):
+            logits[rows] = block
+        check_finite(block, logits[rows], rows.start, whose)
+        shares = softmax(logits[rows])
+        probs[rows], label[rows] = shares[:, :classes], block[:, :classes].argmax(1)
+        if odds is not None:
+            unknown[rows] = shares[:, -1]
+    for key, found in (("probs", probs), ("unknown", unknown)):
+        if key in tables and (tables[key].shape != found.shape or far(tables[key], found)):
+            hint = "" if odds is not None else "; where the last logit is that of unknown, say at which odds"
+            raise EowError(f"{key} of {whose} are not what the softmax of their logits says: give one of them{hint}")
+    return {"probs": probs, "unknown": unknown, "logits": logits, "label": label, "confidence": probs.max(1)}
+
+
+def check_finite(block: np.ndarray, kept: np.ndarray, first: int, whose: str) -> None:
+    """What is kept of some rows of logits, in float32, is numbers."""
+    wrong = ~np.isfinite(kept)
+    if wrong.any():
+        row, column = (int(place[0]) for place in np.nonzero(wrong))
+        value = float(block[row, column])
+        then = "where a class is ruled out, give probs, which can be 0" if value < 0 else "look at what made them"
+        raise EowError(f"logits of {whose} are not all finite numbers ({value:g} in row {first + row}): {then}")
+
+
+def far(one: Any, other: np.ndarray) -> bool:
+    return not all((np.abs(block_of(one, rows) - other[rows]) <= CLOSE).all() for rows in chunks(len(other)))
+
+
+def chunks(count: int) -> Iterator[slice]:
+    """The rows of a table a chunk at a time: whole, a million rows in float64 would fill the memory."""
+    return (slice(first, first + CHUNK) for first in range(0, count, CHUNK))
+
+
+def class_values(classes: Any) -> list[Any]:
+    """The K classes as they are given, words or numbers, each of them once."""
+    values = as_python(classes)
+    if not isinstance(values, list | tuple):
+        raise EowError(f"classes are {values!r:.40}: give a list of K names, in the order of the columns")
+    values = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in as_python(list(values))]
+    if odd := [each for each in values if not isinstance(each, str | int | float)]:
+        raise EowError(f"classes hold {odd[0]!r:.40}, which is no name: give a list of K names")
+    if twice := [name for name, times in Counter(map(str, values)).items() if times > 1]:
+        raise EowError(f"classes have the name {twice[0]!r:.80} twice: give every class one of its own")
+    return values
+
+
+def columns_of(probs: np.ndarray, labels: Any, classes: Sequence[Any], whose: str) -> np.ndarray:
+    """The true classes as columns of `probs`. Labels of the kind of `classes`, words or numbers, are looked up there,
+    as scikit-learn's `classes_` are meant; numbers beside names are the columns themselves."""
+    if labels is None:
+        raise EowError(f"{whose} have no labels: give the true classes")
+    values = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in flat(labels)]
+    worded = any(isinstance(each, str) for each in values)
+    if worded and not classes:
+        raise EowError(f"labels of {whose} are words: give `classes`, the names of the columns in their order")
+    if worded or (values and classes and not any(isinstance(each, str) for each in classes)):
+        column = {value: number for number, value in enumerate(classes)}
+        for row, value in enumerate(values):
+            if value not in column:
+                raise EowError(f"label {value!r:.40} of {whose}, in row {row}, is not among classes {classes!r:.80}")
+        labels = [column[value] for value in values]
+    return labels_of(probs, labels, f"probs of {whose}")
+
+
+def flat(labels: Any) -> list[Any]:
+    """Labels one by one; none of them where they are no list of such."""
+    values = as_python(labels.detach().cpu() if hasattr(labels, "detach") else labels)
+    plain = isinstance(values, list | tuple) and all(isinstance(each, str | bytes | int | float) for each in values)
+    return list(values) if plain else []

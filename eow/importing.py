@@ -10,27 +10,31 @@ There are no inputs here: whether two folders are of the same samples, only labe
 names a run on the same test data, whose labels must agree one by one; the two can then be compared sample by sample.
 """
 
-import hashlib
 import os
 import platform
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from eow.data.files import is_file
 from eow.data.tables import npz_arrays
 from eow.errors import EowError
-from eow.evaluate import CERTIFY, IMPORTED, KNOWN, evaluate, read_all
-from eow.foreign import FIELDS, Arrays, answers, checked_odds
-from eow.metrics.checks import labels_of
-from eow.predictions import Predictions, file_name, write
-from eow.storage import make_folder, read_json, write_json
-from eow.typed import as_python, convert
+from eow.evaluate import CERTIFY, IMPORTED, KNOWN, evaluate
+from eow.foreign import FIELDS, Arrays, answers, checked_odds, class_values, columns_of
+from eow.identity import NO_LABEL, Identity, alike, hash_of
+from eow.predictions import file_name, write
+from eow.storage import TOKEN, locked, make_folder, write_json
+from eow.training import stopping
+from eow.typed import as_python, check_range, convert
 
-NO_LABEL = -1  # of what is unknown to the model
+RESERVED = (KNOWN, CERTIFY, "intervals", "corruptions")  # what else stands among the figures of sets
+TESTED, KEPT = "the test samples", "the samples to certify on"
+HALF = ".importing-"  # how the name of a folder begins that is not yet whole
 
 
 def import_predictions(
@@ -38,12 +42,12 @@ def import_predictions(
     said: Any,
     labels: Any,
     *,
-    name: str = "imported",
+    name: str = "",
     unknowns: Mapping[str, Any] | None = None,
     certify: tuple[Any, Any] | None = None,
     seed: int = 0,
     data: str = "",
-    classes: Sequence[str] = (),
+    classes: Sequence[Any] = (),
     like: str | Path | None = None,
     odds: float | None = None,
 ) -> dict[str, Any]:
@@ -51,35 +55,35 @@ def import_predictions(
 
     said      what the model said of the test samples: probabilities (N, K), or a mapping or an object with `probs`,
               `logits` or both, and `unknown` where it has one, such as the answer of `eow.predict`
-    labels    the true classes, 0 to K-1
-    name      of the model, as tables call it; folders that differ in nothing but `seed` are one model, trained so often
+    labels    the true classes, 0 to K-1, or as `classes` have them
+    name      of the model, as tables call it, else the folder's; those that differ in nothing but `seed` are one model,
+              trained so often
     unknowns  by name, what it said of samples of no known class; they have no labels
     certify   (said, labels) of samples that nothing was trained or fitted on, for `eow threshold`. That this is so,
               and that they are drawn as the test set is, eow has to take your word for
     data      the name of the test data; predictions on other data are never compared
-    classes   the K names
+    classes   the K names, in the order of the columns. Labels of their kind, words or numbers, are looked up among
+              them: for scikit-learn, give the model's `classes_`
     like      the folder of a run on the same test samples in the same order, whose `data` and `classes` these are
     odds      the prior odds of "unknown", λ or ρ/(1-ρ); `logits` then have K+1 columns, the last the unknown's
     """
-    folder, model = Path(folder), convert(name, str, "name")
+    folder = new_folder(folder)
+    model = convert(as_python(name), str, "name") or folder.name
     if not model.strip():
         raise EowError("the model has no name: give it the one that tables are to show")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise EowError(f"{folder} is there already: import into a new folder")
-    seed, odds = convert(as_python(seed), int, "seed"), checked_odds(odds)
-    told = answers(said, odds, "the test samples")
-    truth = labels_of(told["probs"], labels)
-    of = Identity(data, truth, classes)
+    seed, odds, values = convert(as_python(seed), int, "seed"), checked_odds(odds), class_values(classes)
+    check_range("seed", seed, 0)
+    told = answers(said, odds, TESTED)
+    truth = columns_of(told["probs"], labels, values, TESTED)
+    of = Identity(data, truth, values)
     if like is not None:
         of = alike(Path(like), truth, told["probs"].shape[1], of)
     parts, sets = {KNOWN: {**told, "labels": truth}}, {KNOWN: of.test_hash}
-    for each, theirs in (unknowns or {}).items():
-        if each in (KNOWN, CERTIFY) or not str(each).strip():
-            raise EowError(f"{each!r} is no name for a set of unknowns: choose another")
+    for each, theirs in named(unknowns).items():
         parts[each] = without_labels(answers(theirs, odds, f"the unknowns {each}"))
         sets[each] = of.unknown_hash(each, len(parts[each]["labels"]))
     if certify is not None:
-        parts[CERTIFY] = to_certify(certify, odds)
+        parts[CERTIFY] = to_certify(certify, odds, values)
         sets[CERTIFY] = hash_of(of.data, CERTIFY, parts[CERTIFY]["labels"])
     check_parts(parts, of.classes)
     config = {
@@ -90,103 +94,83 @@ def import_predictions(
     return written(folder, parts, sets, list(of.classes), config, odds)
 
 
-def read_file(path: str | Path) -> tuple[Arrays, np.ndarray | None, list[str]]:
-    """What an .npz file says: the model's answers, the labels, and the names of the classes, each where it is there."""
-    arrays = npz_arrays(Path(path))
+def new_folder(folder: str | Path) -> Path:
+    """Where a folder is to be made, behind all links: nothing is there yet, or an empty folder."""
+    if folder == "":  # which pathlib takes for the folder one is in
+        raise EowError("the folder of the import is an empty text: name one")
+    try:
+        place = Path(os.path.realpath(folder))
+        taken, here = os.path.lexists(place), place == Path.cwd()
+        free = not taken or (place.is_dir() and not any(place.iterdir()))
+    except (OSError, ValueError) as error:
+        raise cannot(folder, error) from None
+    if here:  # it would be replaced, and whoever is in it be left in none
+        raise EowError(f"{folder} is the folder you are in: import into a new one")
+    if not free:
+        raise EowError(f"{folder} is there already: import into a new folder")
+    return place
+
+
+def cannot(folder: Any, error: Exception) -> EowError:
+    return EowError(f"{folder} cannot be made: {getattr(error, 'strerror', None) or error}; import into a new folder")
+
+
+def named(unknowns: Any) -> dict[str, Any]:
+    """What was said of each set of unknowns, by its name."""
+    if unknowns is None:
+        return {}
+    if not isinstance(unknowns, Mapping):
+        raise EowError("unknowns have no names: give {name: what the model said of these samples}")
+    found = {convert(as_python(name), str, "the name of a set of unknowns"): said for name, said in unknowns.items()}
+    if bad := [name for name in found if name in RESERVED or not name.strip()]:
+        raise EowError(f"{bad[0]!r} is no name for a set of unknowns: choose another")
+    return found
+
+
+def read_file(path: str | Path) -> tuple[Arrays, np.ndarray | None, list[Any]]:
+    """What an .npz file says: the model's answers, the labels, and the classes, each where it is there."""
+    path = Path(path)
+    if not is_file(path):
+        what = "it is no file" if os.path.lexists(path) else "there is no such file"
+        raise EowError(f"{path} cannot be read ({what}): name an .npz file with probs or logits")
+    arrays = npz_arrays(path)
     if unread := sorted({*arrays} - {*FIELDS, "labels", "classes"}):
         raise EowError(
             f"{path} holds {', '.join(unread)}, which nothing here reads: name its arrays {', '.join(FIELDS)}, labels "
             "and classes, and leave others out"
         )
-    names = [str(each) for each in arrays.pop("classes", np.array([])).reshape(-1).tolist()]
-    labels = arrays.pop("labels", None)
-    return arrays, labels, names
+    if raw := [name for name, array in arrays.items() if array.dtype.type is np.void]:
+        raise EowError(
+            f"{path} holds {raw[0]} as raw bytes, which is how numpy writes bfloat16 and other types it does not know: "
+            "save it as float32"
+        )
+    labels, classes = (arrays.pop(name, None) for name in ("labels", "classes"))
+    return arrays, labels, [] if classes is None else classes.reshape(-1).tolist()
 
 
 def without_labels(told: Arrays) -> Arrays:
     return {**told, "labels": np.full(len(told["probs"]), NO_LABEL, np.int64)}
 
 
-def to_certify(given: tuple[Any, Any], odds: float | None) -> Arrays:
+def to_certify(given: Any, odds: float | None, classes: Sequence[Any]) -> Arrays:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise EowError("certify is a pair: what the model said of the samples, and their labels")
-    told = answers(given[0], odds, "the samples to certify on")
-    return {**told, "labels": labels_of(told["probs"], given[1])}
+    told = answers(given[0], odds, KEPT)
+    return {**told, "labels": columns_of(told["probs"], given[1], classes, KEPT)}
 
 
 def check_parts(parts: dict[str, Arrays], classes: Sequence[str]) -> None:
     """All are one model's: as many classes everywhere, an unknown everywhere or nowhere; and a threshold is certified
     on other samples than it is judged on."""
     known, width = parts[KNOWN], parts[KNOWN]["probs"].shape[1]
-    if width < 2:
-        raise EowError("there is one class: of two, give the probabilities of both, (N, 2)")
     for name, each in parts.items():
         if each["probs"].shape[1] != width or ("logits" in each) != ("logits" in known):
             raise EowError(f"{name} has other columns than {KNOWN}: give the same of the same model for all samples")
     if len(classes) not in (0, width):
         raise EowError(f"{len(classes)} names for {width} classes: name each, or none")
-    if CERTIFY in parts and np.array_equal(parts[CERTIFY]["probs"], known["probs"]):
+    kept = parts.get(CERTIFY, {})  # a model may say the same of everything, but the labels then differ
+    if kept and all(np.array_equal(kept[key], known[key]) for key in ("probs", "labels")):
         raise EowError("a threshold certified on the data it is judged on promises nothing: give other samples")
-
-
-class Identity:
-    """Which samples these are: the name of their data and, since there are no inputs, their labels."""
-
-    unknown_classes: Sequence[Any] = ()
-
-    def __init__(self, data: str, labels: np.ndarray, classes: Sequence[str]) -> None:
-        self.data, self.classes = convert(data, str, "data"), [str(each) for each in classes]
-        self.test_hash = hash_of(self.data, KNOWN, labels)
-
-    def unknown_hash(self, name: str, samples: int) -> str:
-        return hash_of(self.data, name, np.full(samples, NO_LABEL, np.int64))
-
-
-class Alike(Identity):
-    """The samples of another run, whose predictions are of the same ones."""
-
-    def __init__(self, run: Path, known: Predictions, others: dict[str, Predictions]) -> None:
-        settings = read_json(run / "config.json", "data")["data"]
-        if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
-            raise EowError(f"{run / 'config.json'} does not name its data: name another run")
-        super().__init__(settings["name"], known.labels, known.manifest.get("classes") or ())
-        self.run, self.others, self.unknown_classes = run, others, settings.get("unknown_classes") or ()
-        self.test_hash = str(known.manifest.get("data_hash"))
-
-    def unknown_hash(self, name: str, samples: int) -> str:
-        if name not in self.others:
-            return super().unknown_hash(name, samples)
-        theirs = len(self.others[name].label)
-        if theirs != samples:
-            raise EowError(f"{name} has {samples:,} samples here and {theirs:,} in {self.run}: predict the same ones")
-        return str(self.others[name].manifest.get("data_hash"))
-
-
-def alike(run: Path, labels: np.ndarray, width: int, said: Identity) -> Alike:
-    """The samples of that run, if these can be the same."""
-    known, others = read_all(run)
-    if known.probs.shape[1] != width:
-        raise EowError(f"{run} has {known.probs.shape[1]} classes and these predictions {width}: name another run")
-    if len(known.labels) != len(labels):
-        raise EowError(f"{run} was tested on {len(known.labels):,} samples, these are {len(labels):,}: predict those")
-    if (wrong := np.flatnonzero(known.labels != labels)).size:
-        row = int(wrong[0])
-        raise EowError(
-            f"sample {row} is of class {labels[row]} here and of {known.labels[row]} in {run}, and {wrong.size:,} "
-            "differ in all: predict the same samples in the same order"
-        )
-    found = Alike(run, known, others)
-    for word, mine, theirs in (("data", said.data, found.data), ("classes", said.classes, found.classes)):
-        if mine and mine != theirs:
-            raise EowError(f"the {word} of {run} are {theirs!r:.80} and not {mine!r:.80}: leave {word} out, or like")
-    return found
-
-
-def hash_of(*parts: Any) -> str:
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part.tobytes() if isinstance(part, np.ndarray) else f"{part}\0".encode(errors="surrogateescape"))
-    return found.hexdigest()
 
 
 def written(
@@ -202,9 +186,9 @@ def written(
 
     contents = hash_of(*(array for part in parts.values() for array in part.values()))
     opens = any(part["unknown"].any() for part in parts.values()) or odds is not None
-    make_folder(folder.absolute().parent)
-    place = folder.absolute().with_name(f".{folder.absolute().name}.{secrets.token_hex(4)}")
-    try:
+    make_folder(folder.parent)
+    remove_halves(folder.parent)
+    with being_made(folder.with_name(HALF + secrets.token_hex(4))) as place:
         for name, arrays in parts.items():
             manifest = {
                 "name": name, "key": contents, "method": config["method"]["name"], "odds": odds, "unknown": opens,
@@ -223,9 +207,10 @@ def written(
             "sets": {name: described(parts[name], found) for name, found in sets.items()},
         }  # fmt: skip
         write_json(place / "summary.json", summary)
-        rename(place, folder)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        try:
+            os.rename(place, folder)
+        except OSError as error:
+            raise cannot(folder, error) from None
     return summary
 
 
@@ -235,8 +220,21 @@ def described(part: Arrays, found: str) -> dict[str, Any]:
     return {"split": IMPORTED, "samples": samples, "classes": classes, "hash": found, "official": None}
 
 
-def rename(place: Path, folder: Path) -> None:
-    try:
-        os.rename(place, folder)
-    except OSError as error:
-        raise EowError(f"{folder} cannot be made: {error.strerror or error}; import into a new folder") from None
+@contextmanager
+def being_made(place: Path) -> Iterator[Path]:
+    """A folder, locked, of which nothing is left unless it is renamed: not by an error, and not by a signal."""
+    with stopping.listening():
+        try:
+            make_folder(place)
+            with locked(place):
+                yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def remove_halves(beside: Path) -> None:
+    """What a kill has left of imports: folders that nobody holds a lock of any more."""
+    for lock in beside.glob(f"{HALF}*/.lock"):
+        if TOKEN.fullmatch(lock.parent.name.removeprefix(HALF)):
+            with suppress(EowError), locked(lock.parent):  # else it is being made
+                shutil.rmtree(lock.parent, ignore_errors=True)

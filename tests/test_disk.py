@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from eow import runs, storage
@@ -19,6 +20,7 @@ from eow.bench.grid import read_grid
 from eow.config import RunConfig, resolve
 from eow.errors import EowError
 from eow.evaluate import evaluate
+from eow.importing import import_predictions
 
 FILES = ("weights.safetensors", "predictions/test.safetensors", "predictions/unknown.safetensors", "config.json")
 
@@ -72,6 +74,36 @@ def leave(disk: Path, size: int) -> Path:
     state, filler = os.statvfs(disk), disk / "filler"
     filler.write_bytes(bytes(state.f_bavail * state.f_bsize - size))
     return filler
+
+
+def test_an_import_leaves_nothing_on_a_disk_that_fills_up_before_any_write(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = storage.atomic, []
+    for number in range(1, 20):
+        calls = []
+
+        def write(path: Path, *rest, number=number, calls=calls) -> None:
+            calls.append(path)
+            if len(calls) == number:
+                fill(small_disk)
+            real(path, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "atomic", write)
+            said = sentence(
+                lambda: import_predictions(small_disk / "new", np.eye(2), [0, 1], unknowns={"a": np.eye(2)})
+            )
+        (small_disk / "filler").unlink(missing_ok=True)
+        if not said:
+            break
+        found = re.fullmatch(r"(\S+) cannot be written: No space left on device; free the space.*", said)
+        assert found, said
+        refused.append(Path(found[1]).name)
+        assert not [*small_disk.iterdir()]
+    files = ["test.safetensors", "a.safetensors", "config.json", "environment.json", "summary.json"]
+    assert refused == files
+    assert evaluate(small_disk / "new")["test"]["accuracy"] == 1
 
 
 def intact(folder: Path) -> int:

@@ -24,6 +24,7 @@ from eow.importing import import_predictions
 from eow.metrics import certified_threshold
 from eow.predictions import Predictions
 from eow.report import report
+from eow.report.gather import Loaded, labels_of
 
 CLOSED, OPEN = spoken(0, open_world=False), spoken(1, unknown=-1.0)
 FAR, FAR_OPEN = spoken(2, 150, open_world=False, skill=0.0), spoken(3, 150, skill=0.0, unknown=1.0)
@@ -183,6 +184,45 @@ def test_seeds_of_one_model_are_one_row_of_a_report_beside_a_run(run: Path, tmp_
     assert "seconds" not in page
 
 
+def test_an_imported_model_with_the_name_of_a_run_s_method_is_told_from_it(run: Path, tmp_path: Path) -> None:
+    """Not by all the settings that it does not have; and vanilla is the run's, where there are both."""
+    folder = again(run, tmp_path / "eow", name="eow")
+    report([folder, run], tmp_path / "report.md", "md")
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    rows = [line.split("|")[1].strip() for line in lines if line.startswith("|")]
+    assert [row for row in rows if row.startswith("eow")][:2] == ["eow", "eow, imported"]
+    known, _ = read_all(run)
+    for name in ("vanilla", "other"):  # two without an unknown, of which the one is compared with the other
+        said = {"logits": known.logits[:, :-1]}  # type: ignore[index]
+        import_predictions(tmp_path / name, said, known.labels, like=run, name=name)
+    report([tmp_path / "vanilla", tmp_path / "other", run], tmp_path / "rate.md", "md", unknown_rate=0.05)
+    assert "Difference from vanilla" in (tmp_path / "rate.md").read_text()
+    groups = [
+        Loaded(folder, {"method": {"name": "vanilla"}, "recipe": recipe}, *[None] * 11)  # type: ignore[arg-type]
+        for recipe in ("modern", "imported")
+    ]
+    assert labels_of([[each] for each in groups]) == ["vanilla", "vanilla, imported"]
+
+
+def test_without_names_models_are_called_as_their_folders(tmp_path: Path) -> None:
+    """Were they all called the same, no report could have two."""
+    folders = [tmp_path / name for name in ("forest", "boosted")]
+    for folder in folders:
+        import_predictions(folder, CLOSED["probs"], CLOSED["labels"])
+    report(folders, tmp_path / "report.md", "md")
+    assert all(f"\n| {folder.name} |" in (tmp_path / "report.md").read_text() for folder in folders)
+    import_predictions(tmp_path / "again", CLOSED["probs"], CLOSED["labels"], name="forest")
+    with pytest.raises(EowError, match="or import one with another name or seed"):
+        report([*folders, tmp_path / "again"], tmp_path / "report.md", "md")
+
+
+def test_names_that_no_font_has_are_drawn(tmp_path: Path) -> None:
+    for name in ("\udcff", "\x1b[31m", "$x_1"):
+        folder, unknowns = tmp_path / f"{ord(name[0])}", {name: only(FAR, "probs")}
+        import_predictions(folder, CLOSED["probs"], CLOSED["labels"], name=name, unknowns=unknowns)
+        report([folder], tmp_path / f"{ord(name[0])}.png", "png")
+
+
 EVEN = np.full((400, 4), 0.25)
 BAD: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "nothing": ({}, CLOSED["labels"], {}, "neither probs nor logits"),
@@ -284,6 +324,9 @@ def test_the_command(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("predict", "runs/net", "far.npz"): "no network",
         ("evaluate", "runs/net", "--corruptions"): "no network",
         ("export", "runs/net", "-o", "x.onnx"): "no network",
+        ("train", "--data", "digits", "--out", "runs/net"): "holds imported predictions, which cannot be trained",
+        ("train", "--data", "digits", "--resume", "--out", "runs/net"): "which cannot be trained",
+        ("train", "--resume", "--out", "runs/net"): "which cannot be trained",
     }
     for words, sentence in refused.items():
         code, _, err = call(*words)

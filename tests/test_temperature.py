@@ -393,3 +393,19 @@ def test_the_floor_s_labels_come_from_their_probabilities_and_its_true_temperatu
     z = true.astype(float)
     curvature = ((probs * z**2).sum(1) - (probs * z).sum(1) ** 2).mean()
     assert many["temperature_std"] == pytest.approx(floor.TEMPERATURE / (curvature * 4000) ** 0.5, rel=0.4)
+
+
+def test_tables_of_any_kind_give_the_same_temperature() -> None:
+    """It is public: logits come from data frames, files of another machine, views."""
+    pandas = pytest.importorskip("pandas")
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 3, 200)
+    z = draw.normal(size=(200, 3)) + 2 * np.eye(3)[y]
+    found = fit_temperature(z, y)
+    turned = z[::-1], y[::-1]
+    views = [z.astype(">f8"), np.broadcast_to(z, z.shape), z.astype(object), z.tolist(), pandas.DataFrame(z)]
+    for logits, labels in (turned, *((each, y) for each in views), (pandas.DataFrame(z)[::-1], pandas.Series(y)[::-1])):
+        assert fit_temperature(logits, labels) == pytest.approx(found, rel=1e-9)
+    for logits, labels in ((z, y.astype(str)), ("words", y), (None, y), ([[1, 2], [1]], [0, 1])):
+        with pytest.raises(EowError, match=r"logits|labels"):
+            fit_temperature(logits, labels)

@@ -42,8 +42,8 @@ def import_(
 
     said, labels, classes = read_file(file)
     summary = import_predictions(
-        out, said, labelled(labels, file), name=name or file.stem, unknowns=dict(map(unknowns_in, unknown or ())),
-        certify=None if certify is None else to_certify(certify), seed=seed, data=data,
+        out, said, labelled(labels, file), name=name or file.stem, unknowns=unknowns_in(unknown or [], file, classes),
+        certify=None if certify is None else to_certify(certify, file, classes), seed=seed, data=data,
         classes=classes, like=like, odds=odds,
     )  # fmt: skip
     if as_json:
@@ -54,22 +54,33 @@ def import_(
 
 def labelled(labels: Any, file: Path) -> Any:
     if labels is None:
-        raise EowError(f"{file} holds no labels: add the true classes, 0 to K-1, as `labels`")
+        raise EowError(f"{file} holds no labels: add the true classes as `labels`")
     return labels
 
 
-def to_certify(file: Path) -> tuple[Any, Any]:
+def of_same_classes(file: Path, first: Path, classes: list[Any]) -> tuple[Any, Any]:
+    """What a further file says, and its labels. Where it has classes they are the first file's, column by column."""
     from eow.importing import read_file
 
-    said, labels, _ = read_file(file)
+    said, labels, theirs = read_file(file)
+    if theirs and theirs != classes:
+        raise EowError(f"{file} has other classes than {first}: bring its columns into that order, with these names")
+    return said, labels
+
+
+def to_certify(file: Path, first: Path, classes: list[Any]) -> tuple[Any, Any]:
+    said, labels = of_same_classes(file, first, classes)
     return said, labelled(labels, file)
 
 
-def unknowns_in(given: str) -> tuple[str, Any]:
-    """NAME=FILE as the name and what the file says."""
-    from eow.importing import read_file
-
-    name, sign, file = given.partition("=")
-    if not sign or not name or not file:
-        raise EowError(f"--unknown {given} names no set and file: write --unknown svhn=svhn.npz")
-    return name, read_file(file)[0]
+def unknowns_in(given: list[str], first: Path, classes: list[Any]) -> dict[str, Any]:
+    """What the files of each NAME=FILE say, by name."""
+    found: dict[str, Any] = {}
+    for each in given:
+        name, sign, file = each.partition("=")
+        if not sign or not name or not file:
+            raise EowError(f"--unknown {each} names no set and file: write --unknown svhn=svhn.npz")
+        if name in found:
+            raise EowError(f"--unknown names {name} twice: give each set a name of its own")
+        found[name] = of_same_classes(Path(file), first, classes)[0]
+    return found

@@ -30,6 +30,7 @@ from eow.errors import EowError
 from eow.methods.base import Prediction, closed_prediction
 from eow.methods.holdout import collect, require_fitted
 from eow.methods.vanilla import Vanilla, VanillaOptions
+from eow.metrics.checks import block_of, plain_array, plain_tensor
 from eow.models import SplitModel
 
 WIDEST = 1e3  # T is sought from 1/WIDEST to WIDEST times the logits' scale: beyond, all is one-hot or uniform
@@ -172,8 +173,7 @@ def unknown_log_odds(z: np.ndarray) -> np.ndarray:
 
 def checked_logits(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     """A float64 copy of the logits, and the labels."""
-    z = torch.as_tensor(logits).detach().cpu().to(torch.float64, copy=True).numpy()
-    y = torch.as_tensor(labels).detach().cpu().numpy()
+    z, y = plain(logits, "logits").astype(np.float64), plain(labels, "labels")
     if z.ndim != 2 or not len(z) or z.shape[1] < 2 or y.shape != z.shape[:1]:
         raise EowError(f"logits of shape {z.shape} and labels of shape {y.shape}: give (N, K) and (N,) with K >= 2")
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= z.shape[1]:
@@ -181,6 +181,12 @@ def checked_logits(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     if not np.isfinite(z).all():
         raise EowError(f"the logits hold NaN or infinite values: a temperature cannot be fitted to them; {RAN_AWAY}")
     return z, y
+
+
+def plain(values: Any, name: str) -> np.ndarray:
+    """An array of numbers of whatever kind of table: a tensor on any device, a data frame, lists."""
+    table = plain_tensor(values, name) if hasattr(values, "detach") else plain_array(values, name)
+    return table if isinstance(table, np.ndarray) else block_of(table, slice(None))
 
 
 @dataclass(frozen=True)

@@ -183,13 +183,12 @@ def make_bunch(title: str, runs: list[Loaded], unknown_rate: float | None) -> Bu
     for run in sorted(runs, key=lambda run: run.seed):
         groups.setdefault(json.dumps(settings_of(run.config), sort_keys=True), []).append(run)
     order = {name: place for place, name in enumerate(METHODS)}
-    listed = sorted(groups.values(), key=lambda group: order.get(group[0].method, len(order)))
+    listed = sorted(groups.values(), key=lambda group: (order.get(group[0].method, len(order)), group[0].imported))
     for group in listed:
         for one, next_one in pairwise(group):
             if one.seed == next_one.seed:
-                raise EowError(
-                    f"{one.folder} and {next_one.folder} are runs of the same settings and seed: give one of them"
-                )
+                then = "give one of them" + ", or import one with another name or seed" * one.imported
+                raise EowError(f"{one.folder} and {next_one.folder} are runs of the same settings and seed: {then}")
     listed = [
         group if len(group) > 1
         else [replace(group[0], intervals=intervals(*predictions_of(group[0].folder, unknown_rate)))]
@@ -201,15 +200,17 @@ def make_bunch(title: str, runs: list[Loaded], unknown_rate: float | None) -> Bu
 
 
 def labels_of(groups: list[list[Loaded]]) -> list[str]:
-    """The method's name, and where it stands more than once, the settings in which its groups differ."""
-    names = [group[0].method for group in groups]
+    """The method's name, and where it stands more than once, the settings in which its groups differ. What was imported
+    has none that could be compared with a run's."""
+    names, trained = [group[0].method for group in groups], {each[0].method for each in groups if not each[0].imported}
     labels = []
     for name, group in zip(names, groups):
-        twins = [settings_of(each[0].config) for each, other in zip(groups, names) if other == name]
-        mine = settings_of(group[0].config)
+        alike = [each[0] for each in groups if (each[0].method, each[0].imported) == (name, group[0].imported)]
+        twins, mine = [settings_of(each.config) for each in alike], settings_of(group[0].config)
         differing = [key for key in mine if any(twin.get(key) != mine[key] for twin in twins)]
         words = [f"{key.removeprefix('method.')} {plain(mine[key])}" for key in differing]
-        labels.append(", ".join([name, *words]))
+        twofold = group[0].imported and name in trained
+        labels.append(", ".join([name, *(["imported"] if twofold else []), *words]))
     return labels
 
 

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eow.plain import printable
 from eow.storage import atomic
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def draw(figure: "Figure", where: str) -> bytes:
             draw_panel(axis, panel)
     for axis in axes.flat[len(figure.panels) :]:
         axis.set_visible(False)
-    sheet.suptitle(f"{figure.title}: {where}", fontsize=11, parse_math=False, wrap=True)
+    sheet.suptitle(printable(f"{figure.title}: {where}"), fontsize=11, parse_math=False, wrap=True)
     add_legend(sheet, *handles_of(figure))
     file = io.BytesIO()
     sheet.savefig(file, format="png", dpi=150)
@@ -144,7 +145,7 @@ def handles_of(figure: "Figure") -> tuple[list[Any], list[str]]:
         else:
             cross = {"marker": "x", "linestyle": ""} if key.kind == "crosses" else {"linestyle": DASHES[key.dash % 4]}
             handles.append(Line2D([], [], color=colour_of(key.colour), **cross))  # type: ignore[arg-type]
-    return handles, [key.name.replace("$", r"\$") for key in figure.legend]
+    return handles, [printable(key.name).replace("$", r"\$") for key in figure.legend]
 
 
 def colour_of(place: int | None) -> str:
@@ -155,12 +156,13 @@ def draw_heat(axis: Any, panel: "Heat") -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     shades = LinearSegmentedColormap.from_list("shades", ["#ffffff", colour_of(panel.colour)])
-    draw_matrix(axis, f"{panel.name}: {panel.title}", panel.rows, panel.columns, panel.values, f".{panel.digits}f",
-                cmap=shades, vmin=panel.low, vmax=panel.high)  # fmt: skip
+    title = printable(f"{panel.name}: {panel.title}")
+    draw_matrix(axis, title, panel.rows, panel.columns, panel.values, f".{panel.digits}f", cmap=shades,
+                vmin=panel.low, vmax=panel.high)  # fmt: skip
 
 
 def draw_panel(axis: Any, panel: "Panel") -> None:
-    axis.set_title(panel.title, fontsize=10, loc="left", parse_math=False)
+    axis.set_title(printable(panel.title), fontsize=10, loc="left", parse_math=False)
     axis.set_xlabel(panel.x.label)
     axis.set_ylabel(panel.y.label)
     axis.set_xlim(panel.x.low, panel.x.high)

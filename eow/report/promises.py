@@ -27,7 +27,9 @@ def differences(bunch: Bunch, rate: float | None) -> Table | None:
     for group in bunch.groups:
         if group is vanilla or [run.seed for run in group.runs] != seeds:
             continue
-        found = compare([run.folder for run in group.runs], [run.folder for run in vanilla.runs], rate, unknowns=False)
+        shifted = rate if group.first.open_world or vanilla.first.open_world else None
+        first, second = ([run.folder for run in each.runs] for each in (group, vanilla))
+        found = compare(first, second, shifted, unknowns=False)
         rows.append([name_of(group), *(cell for line in found for cell in difference_cells(line))])
     if not rows:
         return None
