@@ -629,6 +629,20 @@ def test_help_lists_commands_in_the_order_of_use(call) -> None:
     assert set(listed) == set(ORDER)
 
 
+def test_a_name_that_is_nearly_right_is_told_what_was_meant(call, tmp_path: Path) -> None:
+    def train(*options: object) -> tuple:
+        return call("train", "--out", tmp_path / "run", *options)
+
+    refused(train("--data", "digitz"), "no data set named 'digitz': did you mean digits? use one of digits, mnist")
+    refused(train("--method", "EOW"), "no method 'EOW': did you mean eow? choose one of vanilla")
+    refused(train("--recipe", "modem"), "no recipe 'modem': did you mean modern? choose one of")
+    refused(train("--method", "k-means"), "no method 'k-means': choose one of vanilla")
+    refused(train("--data", "mine.csv"), "to read that csv, write csv:mine.csv; else use one of digits")
+    refused(train("--data", tmp_path), f"to read that folder, write folder:{tmp_path}; else")
+    refused(call("data", "fetch", "cifar1"), "did you mean cifar10? use one of mnist")
+    refused(call("import", tmp_path / "no.npz", "--out", tmp_path / "run"), f"there is no file {tmp_path / 'no.npz'}:")
+
+
 def test_data_list_and_verify(call, tmp_path: Path) -> None:
     code, out, _ = call("data", "list", "--root", tmp_path)
     assert f"looked for below {tmp_path}" in " ".join(out.split())
@@ -637,6 +651,7 @@ def test_data_list_and_verify(call, tmp_path: Path) -> None:
     code, out, _ = call("data", "verify", "mnist", "--root", tmp_path)
     assert code == 1
     assert "missing" in out
+    assert f"looked for below {tmp_path}; fetch it with `eow data fetch mnist`" in " ".join(out.split())
     assert call("data", "verify", "digits") == (0, "digits is built in: there are no files to verify\n", "")
     for words, able in ((["verify", "nothing"], True), (["fetch", "nothing"], False)):
         refusal = call("data", *words, "--root", tmp_path)
