@@ -181,7 +181,7 @@ class Deployed:
             raise EowError(f"{self.path} does not answer {rows} inputs with {classes} classes each: export it again")
         whole = np.abs(said.probs.sum(1) + said.unknown - 1) < 1e-3  # False for NaN
         if not (whole & (said.label >= -1) & (said.label < classes) & np.isfinite(said.confidence)).all():
-            raise EowError(f"{self.path} gives labels or probabilities that are none: export it again")
+            raise EowError(f"{self.path} gives labels or probabilities that are not valid: export it again")
         return said
 
 

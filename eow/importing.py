@@ -75,7 +75,7 @@ def import_predictions(
     parts, sets = {KNOWN: {**told, "labels": truth}}, {KNOWN: of.test_hash}
     for each, theirs in (unknowns or {}).items():
         if each in (KNOWN, CERTIFY) or not str(each).strip():
-            raise EowError(f"{each!r} is no name for a set of unknowns: choose another")
+            raise EowError(f"{each!r} cannot name a set of unknowns: choose another name")
         parts[each] = without_labels(answers(theirs, odds, f"the unknowns {each}"))
         sets[each] = of.unknown_hash(each, len(parts[each]["labels"]))
     if certify is not None:

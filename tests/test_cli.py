@@ -66,7 +66,7 @@ def test_evaluate_prints_a_table_or_json(run: Path, call) -> None:
 
 def test_evaluate_refuses_the_test_set_as_unknowns(run: Path, pictures: Path, call, tmp_path: Path) -> None:
     refused(call("evaluate", run, "--on", "digits"), "digits is what the run is tested on: choose other outliers")
-    refused(call("evaluate", run, "--on", "test"), "test is no data set but a part of the run's own: name another")
+    refused(call("evaluate", run, "--on", "test"), "test is a part of the run's own data: name another")
     refused(call("evaluate", run, "--on", f"npz:{pictures}"), "are of shape (1, 28, 28), but digits is (1, 8, 8)")
     assert {file.stem for file in (run / "predictions").iterdir()} <= {"test", "unknown", "noise"}
     folder = tmp_path / "run"
@@ -199,7 +199,7 @@ def test_an_exported_file_may_end_in_capitals(run: Path, call, tmp_path: Path) -
 
 def test_a_reports_ending_says_what_it_is(run: Path, call, tmp_path: Path) -> None:
     for name in ("r.pdf", "r.docx"):
-        refused(call("report", run, "-o", tmp_path / name), f"{name} is no name for a report", ".html", "--format")
+        refused(call("report", run, "-o", tmp_path / name), f"{name} does not fit a report", ".html", "--format")
         assert not (tmp_path / name).exists()
     for name, first in (("r", "<!doctype"), ("R.HTML", "<!doctype"), ("r.md", "# ")):
         assert call("report", run, "-o", tmp_path / name)[0] == 0
@@ -493,7 +493,7 @@ def test_a_threshold_is_certified_and_predict_abstains(certified: Path, call, tm
     ) == len(abstained)
     rows = json.loads(call("predict", certified, tmp_path / "noise.npy", "--threshold", "0", "--json")[1])
     assert all(row["label"] >= 0 for row in rows)
-    refused(call("predict", certified, tmp_path / "noise.npy", "--threshold", "1.5"), "no confidence")
+    refused(call("predict", certified, tmp_path / "noise.npy", "--threshold", "1.5"), "not a confidence")
     refused(call("predict", certified, tmp_path / "noise.npy", "--unknown-rate", "0.1"), "eow threshold --unknown-rate")
 
 
@@ -508,12 +508,12 @@ def test_no_threshold_is_an_answer_too(certified: Path, call) -> None:
 
 
 def test_thresholds_that_would_promise_nothing_are_refused(run: Path, certified: Path, call, tmp_path: Path) -> None:
-    refused(call("threshold", run, "--max-risk", "0.1"), "was used by eow", "data.certify=0.1")
+    refused(call("threshold", run, "--max-risk", "0.1"), "used by eow", "data.certify=0.1")
     everything = ["--set", "data.holdout=0", "--set", "method.calibrate=none", "--out", tmp_path / "all"]
     assert call("train", *everything, *TINY)[0] == 0
     refused(call("threshold", tmp_path / "all", "--max-risk", "0.1"), "seen all its training data", "data.certify=0.1")
-    refused(call("threshold", certified, "--max-risk", "1.5"), "is no promise")
-    refused(call("threshold", certified, "--max-risk", "0.1", "--delta", "0"), "is no promise")
+    refused(call("threshold", certified, "--max-risk", "1.5"), "cannot be certified")
+    refused(call("threshold", certified, "--max-risk", "0.1", "--delta", "0"), "cannot be certified")
     refused(call("threshold", tmp_path / "none", "--max-risk", "0.1"), "no run folder")
 
 

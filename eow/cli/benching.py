@@ -57,7 +57,7 @@ def report(
     endings = {f".{suffix}": name for name, suffix in SUFFIX.items()}
     ending = out.suffix.lower() if out else ""
     if out and not form and ending not in ("", *endings) and not out.is_dir():
-        raise EowError(f"{out} is no name for a report: end it in {', '.join(endings)}, or choose a --format")
+        raise EowError(f"{out} does not fit a report: end it in {', '.join(endings)}, or choose a --format")
     form = form or endings.get(ending, "html")
     for path in write_report(runs, out or Path(f"report.{SUFFIX.get(form, form)}"), form, unknown_rate, root):
         typer.echo(f"written to {path}")

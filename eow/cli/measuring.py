@@ -66,7 +66,7 @@ def predict_others(folder: Path, names: list[str], root: str, allow_unofficial: 
     from eow.training.distributed import pick_device
 
     if mine := {KNOWN, "unknown", CERTIFY} & {*names}:
-        raise EowError(f"{mine.pop()} is no data set but a part of the run's own: name another, such as noise")
+        raise EowError(f"{mine.pop()} is a part of the run's own data: name another data set, such as noise")
     run = runs.load(folder, str(pick_device(device)))
     known, _ = read_all(folder, without=names)  # before anything is replaced
     wanted = replace(run.config.data, root=root, allow_unofficial=allow_unofficial)

@@ -199,7 +199,7 @@ def copied(model: Any) -> SplitModel:
         raise EowError(f"{model.options.name} has no unknown logit: export a run of it, or fit with method='eow'")
     if getattr(model, "fence", None) is not None:
         raise EowError(
-            "the method has a fence, which is no part of its model: export its run's folder, as eow export does"
+            "the method has a fence, which is not part of its model: export the run's folder with `eow export`"
         )
     split = model.model if isinstance(model, Method) else model
     if not isinstance(split, SplitModel):
