@@ -32,6 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, out, _ = call_plain("train", "--data", "digits", "--unknown-classes", "8,9", "--out", str(folder), *TINY)
     assert code == 0
     assert "accuracy %" in out
+    assert f"eow report {folder} -o report.html" in out
     return folder
 
 

@@ -50,7 +50,7 @@ def report(
     unknown_rate: Rate = None,
     root: Root = "",
 ) -> None:
-    """One page about runs: tables with the paper beside them, diagrams, curves, pictures, provenance."""
+    """One page about runs: tables with the paper's figures beside ours, diagrams, curves, pictures, provenance."""
     from eow.report import SUFFIX
     from eow.report import report as write_report
 
