@@ -1,4 +1,4 @@
-"""A model of one's own as one file: whatever the network, the file says what `eow.predict` says, or is not written."""
+"""Your own model as one file: whatever the network, the file says what `eow.predict` says, or is not written."""
 
 import json
 from pathlib import Path
