@@ -31,7 +31,7 @@ OUTPUTS = {
 }
 BATCH = 256  # samples that are predicted at a time
 FAINTEST = 1e-30  # below, float32 has lost digits of what the K classes share
-WITH_ONNX = "install what it needs with `pip install 'eow[onnx]'`"
+WITH_ONNX = "run `pip install -e '.[onnx]' -c constraints.txt` in the folder of eow"
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,9 @@ def write_onnx(graph: nn.Module, card: Card, path: Path) -> tuple[bytes, Callabl
 
         onnx_runtime()  # the comparison needs it
     except ImportError as error:
-        raise EowError(f"an .onnx file needs {error.name}, which is not installed: {WITH_ONNX}") from None
+        raise EowError(
+            f"an .onnx file needs {error.name}, which is not installed: {WITH_ONNX}, or use the format torch"
+        ) from None
     size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
     if size > LARGEST:
         raise EowError(f"{size / 2**30:.1f} GiB of weights are more than an .onnx file can hold: use the format torch")
