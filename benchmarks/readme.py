@@ -54,14 +54,14 @@ others: by their largest probability) between test rows and three kinds of stran
 far from the mean, of a class left out of training.
 """
 ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, milliseconds; 64 chains of {steps} steps before a linear unknown
-(the recipe has 20 before a quadratic one). A plain step is one of vanilla's training, an EOW step has the chains as
-well. Chain: the chains by themselves; under autograd: the same in plain PyTorch, with autograd; its arithmetic: what
-their arithmetic would take at the speed of this GPU in matrix products. Measured by `python benchmarks/speed.py`; all
+(the recipe has 20 before a quadratic one). A plain step is a training step of vanilla, an EOW step runs the chains as
+well. Chain: the chains alone; under autograd: the same in plain PyTorch, with autograd; its arithmetic: how long their
+arithmetic alone would take at the speed of this GPU in matrix products. Measured by `python benchmarks/speed.py`; all
 models and batch sizes are in the [record]({root}{folder}/record.md).
 """
 ABOUT_TRAINING = """
-On such a machine the authors' own code takes 414 ms for an iteration on WRN-28-10 in TF32, ours {tf32:.0f} ms.
-The epochs of a training on CIFAR-100 (ResNet-50, 15 epochs, one seed) take {vanilla} for vanilla and {features} for
+On such a machine the authors' own code takes 414 ms per iteration on WRN-28-10 in TF32, ours {tf32:.0f} ms.
+The epochs of one training on CIFAR-100 (ResNet-50, 15 epochs, one seed) take {vanilla} for vanilla and {features} for
 EOW, with the energy term from epoch 10 and 100 steps after stage 4."""
 
 SHOWN = (("resnet50", "penultimate", 256), ("resnet50", "stage4", 256), ("resnet50", "stage3", 256))

@@ -15,7 +15,7 @@ NAMES = (("data", "unknown_classes"), ("data", "outliers"))  # lists of them
 
 def number_or_text(part: str, words: bool) -> int | str:
     """One of several values between commas: a whole number in plain digits, else text. Where it may be a name, a number
-    is no more than that name's spelling: 1_0 and 007 are names."""
+    is just that name's spelling: 1_0 and 007 are names."""
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", part) or (words and str(int(part)) != part):
         return part
     return int(part)
@@ -40,7 +40,7 @@ def from_assignments(assignments: list[str]) -> Table:
         path, equals, text = assignment.partition("=")
         section, dot, key = path.strip().partition(".")
         if not equals or not section or (dot and not key):
-            raise EowError(f"--set {assignment!r} is no setting: write section.key=value, for example train.epochs=20")
+            raise EowError(f"--set {assignment!r} is not a setting: write section.key=value, such as train.epochs=20")
         if dot:
             if not isinstance(table.setdefault(section, {}), dict):
                 raise EowError(f"--set {assignment!r} follows --set {section}={table[section]}: leave one of them out")

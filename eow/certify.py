@@ -47,7 +47,7 @@ def certify(
     """The lowest threshold found whose risk is certified, written into the run; None, and none is left in the run,
     where no threshold qualifies."""
     if not 0 < max_risk < 1 or not 0 < delta < 1:
-        raise EowError(f"a risk of {max_risk} at δ = {delta} is no promise: give two numbers between 0 and 1")
+        raise EowError(f"a risk of {max_risk} at δ = {delta} cannot be certified: give two numbers between 0 and 1")
     folder = Path(folder)
     said = imported_part(folder) if is_imported(folder) else predicted_part(folder, root)
     found = certified_threshold(*as_predicted(said, unknown_rate), max_risk, delta)
@@ -106,13 +106,14 @@ def unseen_part(run: "Run", data: "RunData") -> "Dataset":
         part, name = data.certify, CERTIFY
     elif data.holdout is None:
         raise EowError(
-            f"the run in {run.folder} has seen all its training data: train again with data.certify=0.1, which keeps "
-            "a tenth of it for the threshold"
+            f"the run in {run.folder} has seen all its training data, so none is left to certify a threshold: train "
+            "again with --set data.certify=0.1, which sets a tenth of it aside for that"
         )
     elif run.method.uses_holdout(run.config.method) or run.config.train.holdout_epochs:
         raise EowError(
-            f"the held-out data of the run in {run.folder} was used by {run.config.method.name}, so it cannot certify "
-            "it: train again with data.certify=0.1, which keeps a tenth of the training data for the threshold"
+            f"the held-out data of the run in {run.folder} was already used by {run.config.method.name}, so it cannot "
+            "certify a threshold: train again with --set data.certify=0.1, which sets a tenth of the training data "
+            "aside for that"
         )
     else:
         part, name = data.holdout, "holdout"

@@ -172,7 +172,7 @@ def check_training(train: TrainConfig, seed: int, section: str = "train") -> Non
 
 
 def unread(train: TrainConfig) -> list[str]:
-    """A sentence for every setting that was changed and that nothing reads. They are no errors: the rows of a grid may
+    """A sentence for every setting that was changed and that nothing reads. They are not errors: the rows of a grid may
     share settings that only some of them read."""
     usual = TrainConfig()
     idle = {

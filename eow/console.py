@@ -20,7 +20,7 @@ from eow.plain import printable
 
 PlainConsole = partial(Console, highlight=False, markup=False, emoji=False)
 console = PlainConsole(soft_wrap=True)
-PIPE = 200  # columns of a table in what is no terminal
+PIPE = 200  # columns of a table where the output is not a terminal
 WHOLE = 24  # letters of a figure, or of a word, that are never broken
 
 
@@ -31,7 +31,7 @@ def plain_warnings() -> None:
 
 
 def training_bar(show: bool = True) -> Progress:
-    """A bar with the loss terms and the images per second; silent where the output is no terminal."""
+    """A bar with the loss terms and the images per second; silent where the output is not a terminal."""
     return Progress(
         TextColumn("{task.description:<8}"),
         BarColumn(bar_width=24),
@@ -96,11 +96,17 @@ def least_of(text: list[list[str]]) -> list[int]:
 
 
 def widths_of(text: list[list[str]], room: int) -> list[int]:
-    """How wide each column is: as its text where there is room, else the widest become narrower, as far as they can."""
+    """How wide each column is: as its text where there is room, else narrower where that adds the fewest lines, down to
+    the longest word."""
+
+    def added(at: int) -> int:
+        return sum(-(-size // (widths[at] - 1)) - -(-size // widths[at]) for size in sizes[at])
+
+    sizes = [[cell_len(cell) for cell in column] for column in zip(*text)]
     widths = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in zip(*text)]
     least = least_of(text)
     while framed(widths) > room and (wide := [at for at, width in enumerate(widths) if width > least[at]]):
-        widths[max(wide, key=widths.__getitem__)] -= 1
+        widths[min(wide, key=lambda at: (added(at), -widths[at]))] -= 1
     return widths
 
 

@@ -67,7 +67,7 @@ def run_demo(folder: Path, seed: int = 0) -> dict[str, dict[str, Any]]:
         note=NOTE,
     )
     [page] = report([folder / method for method in figures], folder / WRITTEN[1])
-    console.print(f"everything is in {folder}/; to look at: {page}")
+    console.print(f"everything is in {folder}/; as a page: {page}")
     return figures
 
 

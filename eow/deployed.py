@@ -31,7 +31,7 @@ OUTPUTS = {
 }
 BATCH = 256  # samples that are predicted at a time
 FAINTEST = 1e-30  # below, float32 has lost digits of what the K classes share
-WITH_ONNX = "install what it needs with `pip install 'eow[onnx]'`"
+WITH_ONNX = "run `pip install -e '.[onnx]' -c constraints.txt` in the folder of eow"
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Deployed:
             raise EowError(f"{self.path} does not answer {rows} inputs with {classes} classes each: export it again")
         whole = np.abs(said.probs.sum(1) + said.unknown - 1) < 1e-3  # False for NaN
         if not (whole & (said.label >= -1) & (said.label < classes) & np.isfinite(said.confidence)).all():
-            raise EowError(f"{self.path} gives labels or probabilities that are none: export it again")
+            raise EowError(f"{self.path} gives labels or probabilities that are not valid: export it again")
         return said
 
 

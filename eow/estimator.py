@@ -64,7 +64,7 @@ KINDS: dict[str, Any] = {
 
 class EOWClassifier(ClassifierMixin, BaseEstimator):
     """A classifier that can say "unknown", as a scikit-learn estimator. Rows are standardised inside. In a pipeline,
-    which hands on scikit-learn's own methods only, the others are reached by
+    which forwards scikit-learn's own methods only, the others are reached by
     `pipeline[-1].predict_unknown(pipeline[:-1].transform(X))`.
 
     hidden_layer_sizes    how many units each hidden layer has
@@ -227,7 +227,7 @@ class EOWClassifier(ClassifierMixin, BaseEstimator):
         error."""
         threshold = convert(as_python(threshold), float, "threshold")
         if not 0 <= threshold <= 1:
-            raise EowError(f"a threshold of {threshold} is no confidence: give a number from 0 to 1")
+            raise EowError(f"a threshold of {threshold} is not a confidence: give a number from 0 to 1")
         logits = self._logits(X)
         unsure = shifted_probabilities(logits, self._shift())[0].max(1) < threshold
         labels = self.classes_[logits[:, :-1].argmax(1)]  # where all is unknown, no probability of a class is left

@@ -162,7 +162,7 @@ def is_imported(folder: Path) -> bool:
 
 
 def read_own(path: Path, weights: str | None) -> Predictions:
-    """A run's predictions, which must be of its own weights, where these are at hand, and of what its name says."""
+    """A run's predictions, which must be of its own weights, where these are available, and of what its name says."""
     said = read(path)
     if path.name != file_name(said.manifest["name"]):
         raise EowError(

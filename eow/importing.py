@@ -123,7 +123,7 @@ def named(unknowns: Any) -> dict[str, Any]:
         raise EowError("unknowns have no names: give {name: what the model said of these samples}")
     found = {convert(as_python(name), str, "the name of a set of unknowns"): said for name, said in unknowns.items()}
     if bad := [name for name in found if name in RESERVED or not name.strip()]:
-        raise EowError(f"{bad[0]!r} is no name for a set of unknowns: choose another")
+        raise EowError(f"{bad[0]!r} cannot name a set of unknowns: choose another name")
     return found
 
 

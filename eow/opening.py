@@ -62,7 +62,7 @@ def described_in(card: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]
     """Class names, the shape of an input and what is done to one, from a card that may say anything."""
     classes, in_shape = tuple(card["classes"]), tuple(card["in_shape"])
     if not all(type(name) is str for name in classes):
-        raise ValueError("its classes are no names")
+        raise ValueError("its classes are not names")
     if len(in_shape) not in (1, 3) or not all(type(size) is int and size > 0 for size in in_shape):
         raise ValueError(f"inputs of shape {in_shape!r:.40}")
     transform = Transform(tuple(card["transform"]["mean"]), tuple(card["transform"]["std"]))

@@ -19,7 +19,7 @@ def prior_shift(unknown_rate: float, lam: float) -> float:
     them by ρ : 1-ρ. A rate of 0 gives minus infinity: the K classes renormalised.
     """
     if not 0 <= unknown_rate < 1:
-        raise EowError(f"an unknown rate of {unknown_rate} is no share: give a number from 0 to below 1")
+        raise EowError(f"an unknown rate of {unknown_rate} is not a share: give a number from 0 to below 1")
     if unknown_rate == 0:
         return -math.inf
     return math.log(unknown_rate / (1 - unknown_rate)) - math.log(lam)
@@ -32,7 +32,7 @@ def checked_policy(unknown_rate: Any, threshold: Any) -> tuple[float | None, flo
         for name, each in (("unknown_rate", unknown_rate), ("threshold", threshold))
     )
     if lowest is not None and not 0 <= lowest <= 1:
-        raise EowError(f"a threshold of {lowest} is no confidence: give a number from 0 to 1")
+        raise EowError(f"a threshold of {lowest} is not a confidence: give a number from 0 to 1")
     return rate, lowest
 
 

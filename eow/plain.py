@@ -1,7 +1,8 @@
 """Words from elsewhere (names of classes, files and runs, whatever stands in a file) as text that does nothing."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 LONGEST = 60  # letters of a name in a sentence
@@ -36,6 +37,12 @@ def brief(name: str) -> str:
 def shortened(names: Sequence[str], most: int = 3) -> str:
     """The first few of them, each brief, and that there are more."""
     return ", ".join(map(brief, names[:most])) + (", ..." if len(names) > most else "")
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """The beginning of a hint, where one of the names is probably meant; else nothing."""
+    found = get_close_matches(str(name).lower(), list(names), 1)
+    return f"did you mean {found[0]}? " if found else ""
 
 
 def no_formula(cell: Any) -> Any:

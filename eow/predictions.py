@@ -55,7 +55,7 @@ class Predictions:
     @cached_property
     def renormalised(self) -> np.ndarray:
         """The label's probability among the K classes alone, floored as in metrics.nll. Not the confidence's share: a
-        one-vs-all confidence is no part of a sum."""
+        one-vs-all confidence is not part of a sum."""
         if self.open_world and self.logits is not None:
             return among_known(self, self.label)
 
@@ -212,7 +212,7 @@ def header_fault(manifest: dict[str, Any]) -> str | None:
     if not isinstance(data, dict) or not isinstance(data.get("name", ""), str):
         return "its header's config names no data"
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return "its header's classes are no names"
+        return "its header's classes are not names"
     return None
 
 

@@ -16,6 +16,7 @@ from eow.config import Table, merge
 from eow.data.catalog import entry_of
 from eow.errors import EowError
 from eow.methods import method_named
+from eow.plain import near
 
 # Section 4.1's SGLD, the same in the authors' code: 100 steps of step size 2 and noise 1e-3 from a replay buffer.
 PAPER_CHAINS: Table = {
@@ -135,7 +136,7 @@ def recipe(wishes: Table) -> Table:
     """The recipe's table for what is wished for, with the names of data, model and method filled in."""
     name = wishes["recipe"]
     if name not in RECIPES:
-        raise EowError(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}")
+        raise EowError(f"there is no recipe {name!r}: {near(name, RECIPES)}choose one of {', '.join(RECIPES)}")
     data = str(wishes["data"].get("name", "digits"))
     model = str(wishes["model"].get("name", "wrn28_10" if name == "release" else default_model(data)))
     method = str(wishes["method"].get("name", "eow"))

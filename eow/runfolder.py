@@ -108,7 +108,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """What lies in a run's folder and is no file of a run; hidden files do not count."""
+    """What lies in a run's folder but is not a run's file; hidden files do not count."""
     own = {folder / place for place in FILES} | {*run_files(folder)}
     return [path for path in sorted(folder.rglob("*")) if path not in own and not path.name.startswith(".")]
 

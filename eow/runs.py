@@ -48,7 +48,7 @@ def train(
     """Train as `config` says into `folder` and return the summary. With `resume`, go on where its run stopped.
     `loggers` names those of eow/training/loggers.py that are to have the log as well, separated by commas."""
     if not isinstance(config, RunConfig):
-        raise EowError(f"a {type(config).__name__} is no run's config: pass eow.resolve({{...}})")
+        raise EowError(f"a {type(config).__name__} is not the config of a run: pass eow.resolve({{...}})")
     if folder == "":  # which pathlib takes for the folder one is in
         raise EowError("the run's folder is an empty text: name one")
     needs_gradients("eow.train")
@@ -115,7 +115,7 @@ def begin(config: RunConfig, data: RunData, place: Place, bar: Progress | None =
 
 
 def take_over(method: Method, source: Path, folder: Path, place: Place) -> None:
-    """A vanilla run's weights instead of a training of one's own; the log says whose, and what they cost."""
+    """A vanilla run's weights instead of training anew; the log says whose, and what they cost."""
     method.model.load_state_dict(load(source).method.model.state_dict())
     if place.rank:
         return

@@ -68,7 +68,7 @@ def check_regular(path: Path) -> os.stat_result:
 
 
 def read_text(path: Path) -> str:
-    """A file's text; an OSError where it is no plain file, or far larger than what a run writes."""
+    """A file's text; an OSError where it is not a plain file, or far larger than what a run writes."""
     if (size := check_regular(path).st_size) > LARGEST_TEXT:
         raise OSError(errno.EFBIG, f"it has {size:,} bytes, and {LARGEST_TEXT:,} are the most", str(path))
     return path.read_text(encoding="utf-8")
@@ -123,7 +123,7 @@ def write_arrays(path: Path, arrays: dict[str, Any], header: dict[str, Any]) -> 
 def read_tensors(path: Path, framework: str = "pt") -> tuple[dict[str, Any], dict[str, Any]]:
     """Tensors ("pt") or arrays ("numpy") and header of a file that `write_tensors` or `write_arrays` made."""
     with tensor_file(path, framework) as (file, header):
-        return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 (it is no dict)
+        return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 (it is not a dict)
 
 
 def map_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -158,7 +158,7 @@ def tensor_file(path: Path, framework: str) -> Iterator[tuple[Any, dict[str, Any
         with safe_open(path, framework) as file:
             header = json.loads((file.metadata() or {})["eow"])
             if not isinstance(header, dict):
-                raise TypeError("its header is no object")
+                raise TypeError("its header is not an object")
             yield file, header
     except FileNotFoundError:
         raise EowError(f"there is no file {path}: has the run that makes it ended?") from None
@@ -230,7 +230,7 @@ class Log:
         except OSError as error:
             raise unreadable(self.path, error) from None
         except UnicodeDecodeError:
-            raise EowError(f"{self.path} is no text: it is damaged, train the run again") from None
+            raise EowError(f"{self.path} is not text: it is damaged, train the run again") from None
         lines = []
         for line in text.splitlines():
             try:

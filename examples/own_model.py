@@ -1,4 +1,4 @@
-"""A classifier of one's own learns to say "I don't know": digits 0-7 are known, 8 and 9 never shown. Seconds on a CPU.
+"""Your own classifier learns to say "I don't know": digits 0-7 are known, 8 and 9 never shown. Seconds on a CPU.
 
 python examples/own_model.py
 """
@@ -18,7 +18,7 @@ known = y < 8
 train = torch.arange(len(y)) % 3 > 0
 loader = DataLoader(TensorDataset(x[known & train], y[known & train]), batch_size=64, shuffle=True)
 
-# Somebody's model, trained as everybody trains.
+# An ordinary model with ordinary training.
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
     nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(),

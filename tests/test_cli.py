@@ -32,6 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, out, _ = call_plain("train", "--data", "digits", "--unknown-classes", "8,9", "--out", str(folder), *TINY)
     assert code == 0
     assert "accuracy %" in out
+    assert f"eow report {folder} -o report.html" in out
     return folder
 
 
@@ -66,7 +67,7 @@ def test_evaluate_prints_a_table_or_json(run: Path, call) -> None:
 
 def test_evaluate_refuses_the_test_set_as_unknowns(run: Path, pictures: Path, call, tmp_path: Path) -> None:
     refused(call("evaluate", run, "--on", "digits"), "digits is what the run is tested on: choose other outliers")
-    refused(call("evaluate", run, "--on", "test"), "test is no data set but a part of the run's own: name another")
+    refused(call("evaluate", run, "--on", "test"), "test is a part of the run's own data: name another")
     refused(call("evaluate", run, "--on", f"npz:{pictures}"), "are of shape (1, 28, 28), but digits is (1, 8, 8)")
     assert {file.stem for file in (run / "predictions").iterdir()} <= {"test", "unknown", "noise"}
     folder = tmp_path / "run"
@@ -199,7 +200,7 @@ def test_an_exported_file_may_end_in_capitals(run: Path, call, tmp_path: Path) -
 
 def test_a_reports_ending_says_what_it_is(run: Path, call, tmp_path: Path) -> None:
     for name in ("r.pdf", "r.docx"):
-        refused(call("report", run, "-o", tmp_path / name), f"{name} is no name for a report", ".html", "--format")
+        refused(call("report", run, "-o", tmp_path / name), f"{name} does not fit a report", ".html", "--format")
         assert not (tmp_path / name).exists()
     for name, first in (("r", "<!doctype"), ("R.HTML", "<!doctype"), ("r.md", "# ")):
         assert call("report", run, "-o", tmp_path / name)[0] == 0
@@ -214,7 +215,9 @@ def test_predict_refuses_other_files(run: Path, call, tmp_path: Path) -> None:
     (tmp_path / "cut.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:-9])
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
     refused(call("predict", run, tmp_path / "wide.png"), "wide.png is 9x8", "resize")
-    refused(call("predict", run, tmp_path / "text.png"), "cannot be read as an image")
+    refused(call("predict", run, tmp_path / "text.png"), "as an image (it is none of PNG, JPEG", "save it again")
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    refused(call("predict", run, tmp_path / "rows.csv"), "rows.csv is a table, but this model takes images: give image")
     refused(call("predict", run, tmp_path / "cut.npy"), "cannot be read as a .npy array")
     refused(call("predict", run, tmp_path / "objects.npy"), "cannot be read as a .npy array")
     refused(call("predict", run, tmp_path / "none.png"), "there is no file")
@@ -493,7 +496,7 @@ def test_a_threshold_is_certified_and_predict_abstains(certified: Path, call, tm
     ) == len(abstained)
     rows = json.loads(call("predict", certified, tmp_path / "noise.npy", "--threshold", "0", "--json")[1])
     assert all(row["label"] >= 0 for row in rows)
-    refused(call("predict", certified, tmp_path / "noise.npy", "--threshold", "1.5"), "no confidence")
+    refused(call("predict", certified, tmp_path / "noise.npy", "--threshold", "1.5"), "not a confidence")
     refused(call("predict", certified, tmp_path / "noise.npy", "--unknown-rate", "0.1"), "eow threshold --unknown-rate")
 
 
@@ -508,12 +511,12 @@ def test_no_threshold_is_an_answer_too(certified: Path, call) -> None:
 
 
 def test_thresholds_that_would_promise_nothing_are_refused(run: Path, certified: Path, call, tmp_path: Path) -> None:
-    refused(call("threshold", run, "--max-risk", "0.1"), "was used by eow", "data.certify=0.1")
+    refused(call("threshold", run, "--max-risk", "0.1"), "used by eow", "data.certify=0.1")
     everything = ["--set", "data.holdout=0", "--set", "method.calibrate=none", "--out", tmp_path / "all"]
     assert call("train", *everything, *TINY)[0] == 0
     refused(call("threshold", tmp_path / "all", "--max-risk", "0.1"), "seen all its training data", "data.certify=0.1")
-    refused(call("threshold", certified, "--max-risk", "1.5"), "is no promise")
-    refused(call("threshold", certified, "--max-risk", "0.1", "--delta", "0"), "is no promise")
+    refused(call("threshold", certified, "--max-risk", "1.5"), "cannot be certified")
+    refused(call("threshold", certified, "--max-risk", "0.1", "--delta", "0"), "cannot be certified")
     refused(call("threshold", tmp_path / "none", "--max-risk", "0.1"), "no run folder")
 
 
@@ -629,6 +632,20 @@ def test_help_lists_commands_in_the_order_of_use(call) -> None:
     assert set(listed) == set(ORDER)
 
 
+def test_a_name_that_is_nearly_right_is_told_what_was_meant(call, tmp_path: Path) -> None:
+    def train(*options: object) -> tuple:
+        return call("train", "--out", tmp_path / "run", *options)
+
+    refused(train("--data", "digitz"), "no data set named 'digitz': did you mean digits? use one of digits, mnist")
+    refused(train("--method", "EOW"), "no method 'EOW': did you mean eow? choose one of vanilla")
+    refused(train("--recipe", "modem"), "no recipe 'modem': did you mean modern? choose one of")
+    refused(train("--method", "k-means"), "no method 'k-means': choose one of vanilla")
+    refused(train("--data", "mine.csv"), "to read that csv, write csv:mine.csv; else use one of digits")
+    refused(train("--data", tmp_path), f"to read that folder, write folder:{tmp_path}; else")
+    refused(call("data", "fetch", "cifar1"), "did you mean cifar10? use one of mnist")
+    refused(call("import", tmp_path / "no.npz", "--out", tmp_path / "run"), f"there is no file {tmp_path / 'no.npz'}:")
+
+
 def test_data_list_and_verify(call, tmp_path: Path) -> None:
     code, out, _ = call("data", "list", "--root", tmp_path)
     assert f"looked for below {tmp_path}" in " ".join(out.split())
@@ -637,6 +654,7 @@ def test_data_list_and_verify(call, tmp_path: Path) -> None:
     code, out, _ = call("data", "verify", "mnist", "--root", tmp_path)
     assert code == 1
     assert "missing" in out
+    assert f"looked for below {tmp_path}; fetch it with `eow data fetch mnist`" in " ".join(out.split())
     assert call("data", "verify", "digits") == (0, "digits is built in: there are no files to verify\n", "")
     for words, able in ((["verify", "nothing"], True), (["fetch", "nothing"], False)):
         refusal = call("data", *words, "--root", tmp_path)

@@ -116,7 +116,7 @@ def test_release_recipe_is_the_authors_code() -> None:
         ("data.holdout=0", r"eow is fitted on held-out .*: set data\.holdout, .* or method\.calibrate=none"),
         ("seed=-1", "seed is -1"),
         ("seed=x", "seed is 'x'"),
-        ("method.name=eov", "no method 'eov': choose one of vanilla, .*eow"),
+        ("method.name=eov", r"no method 'eov': did you mean eow\? choose one of vanilla, .*eow"),
         ("data.name=digit", "no data set named 'digit'"),
         ("recipe=old", "no recipe 'old'"),
         ("train=3", r"train is 3: it is a section with keys, for example train\.epochs="),

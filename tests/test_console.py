@@ -68,6 +68,14 @@ def test_many_rows_are_laid_out_at_once() -> None:
     assert laid_out([["a" * 24], ["b"]], 1, 10) == [[["a" * 24], ["b"]]]
 
 
+def test_the_column_with_the_most_text_gets_the_room() -> None:
+    rows = [[f"method_{row}", "a dozen words " * 4, "no", "one pass"] for row in range(8)]
+    rows[3][2:] = "by recipe alone: yes", "one pass of every network that was trained"
+    lines = printed(60, ["method", "what it is", "held-out data", "what a prediction costs"], rows)
+    assert max(map(len, lines)) == 60
+    assert len([line for line in lines if line.startswith("│")]) == 7 * 3 + 5  # three lines a row, five where they must
+
+
 def test_a_shell_may_say_that_it_has_no_columns_at_all() -> None:
     lines = printed(0, ["method", "figure"], [["vanilla", "0.9876"]])
     assert lines[0] == "title"

@@ -1102,7 +1102,7 @@ def test_csv(tmp_path: Path) -> None:
     for one, other in (("Cat", "cat"), ("cafe\u0301", "caf\u00e9"), ("New  York", "New York")):
         with pytest.warns(RuntimeWarning, match=f"'{one}' and '{other}' are two classes and written almost alike"):
             load(write_csv(tmp_path, "a,label", *[f"1,{one}", f"2,{other}", "3,dog"] * 5))
-    with pytest.raises(EowError, match="has a zero byte, which is no text"):
+    with pytest.raises(EowError, match="has a zero byte, so it is not text"):
         load(write_csv(tmp_path, "a,label", *["1,dog", "2,cat"] * 5, "3,cat\0\0"))
     with pytest.raises(EowError, match="'1_0' is not a number"):
         load(write_csv(tmp_path, "a,label", *["1_0,dog", "2,cat"] * 5))

@@ -189,7 +189,7 @@ def test_inputs_of_another_kind_are_refused(model: Path, inputs: Any, words: str
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
 def test_a_threshold_is_a_confidence(model: Path, threshold: float) -> None:
-    with pytest.raises(EowError, match=r"is no confidence|give a finite number"):
+    with pytest.raises(EowError, match=r"is not a confidence|give a finite number"):
         deployed.load(model).predict(np.zeros((1, 1, 8, 8), np.uint8), threshold=threshold)
 
 

@@ -107,7 +107,7 @@ def test_a_torch_program_says_what_the_run_said(
 
 
 def own_data(place: Path, x: np.ndarray, y: np.ndarray, **settings: Any) -> Path:
-    """A run on a data set of one's own, tested on its training samples from back to front, each changed a little: on
+    """A run on the user's own data set, tested on its training samples from back to front, each changed a little: on
     the very same samples a run is refused."""
     other = x.copy()
     other[..., 0] += 1
@@ -134,7 +134,7 @@ def test_features_and_what_to_compare_on(tmp_path: Path) -> None:
     assert model.card.provenance["data"] == "npz"
     assert str(tmp_path).encode() not in (tmp_path / "m.onnx").read_bytes()
     (tmp_path / "set.npz").unlink()
-    with pytest.raises(EowError, match=r"not at hand .*'random'"):
+    with pytest.raises(EowError, match=r"not available .*'random'"):
         export(run, tmp_path / "m.pt2", "torch")
     for wrong in (x[:, :2], x.astype(np.float64), x[:0], x * np.float32(np.nan)):
         with pytest.raises(EowError, match="cannot be compared on"):

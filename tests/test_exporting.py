@@ -1,6 +1,7 @@
-"""A model of one's own as one file: whatever the network, the file says what `eow.predict` says, or is not written."""
+"""Your own model as one file: whatever the network, the file says what `eow.predict` says, or is not written."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,15 @@ def test_wishes_that_cannot_be_met_are_refused(
     with pytest.raises(EowError, match=words):
         eow.export_model(given.pop("model"), tmp_path / given.pop("path"), given.pop("example"), **given)
     assert not list(tmp_path.iterdir())
+
+
+def test_without_onnx_the_sentence_says_how_to_get_it_and_what_does_without(
+    features: UpgradedModel, x: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)  # as if it were not installed
+    with pytest.raises(EowError, match=r"needs onnx, which is not installed: .*'\.\[onnx\]'.* use the format torch"):
+        eow.export_model(features, tmp_path / "m.onnx", x)
+    assert not (tmp_path / "m.onnx").exists()
 
 
 def test_a_fence_is_no_part_of_the_model() -> None:

@@ -137,7 +137,7 @@ def test_files_that_do_not_belong_together(call: Any, tmp_path: Path, monkeypatc
         ("--unknown", "far=c.npz", "--unknown", "far=c.npz"): "--unknown names far twice",
         ("--certify", "/dev/zero"): "/dev/zero cannot be read (it is no file)",  # which has no end
         ("--unknown", "far=none.npz"): "none.npz cannot be read (there is no such file)",
-        ("--unknown", "intervals=c.npz"): "no name for a set",
+        ("--unknown", "intervals=c.npz"): "cannot name a set",
         ("--unknown", "far=half.npz"): "half.npz holds probs as raw bytes, which is how numpy writes bfloat16",
     }
     for words, sentence in refused.items():

@@ -243,7 +243,7 @@ BAD: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "certified on the test": (EVEN, CLOSED["labels"], {"certify": (EVEN, CLOSED["labels"])}, "promises nothing"),
     "no pair": (CLOSED["probs"], CLOSED["labels"], {"certify": CLOSED["probs"]}, "certify is a pair"),
     "unknowns of other classes": (EVEN, CLOSED["labels"], {"unknowns": {"far": EVEN[:, :2] * 2}}, "columns"),
-    "unknowns called test": (CLOSED["probs"], CLOSED["labels"], {"unknowns": {"test": CLOSED["probs"]}}, "no name for"),
+    "unknowns called test": (CLOSED["probs"], CLOSED["labels"], {"unknowns": {"test": CLOSED["probs"]}}, "cannot name"),
     "a run that is none": (CLOSED["probs"], CLOSED["labels"], {"like": "nowhere"}, "nowhere"),
 }  # fmt: skip
 

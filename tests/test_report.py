@@ -296,7 +296,7 @@ def test_the_command_that_corrupts_is_named_where_it_works(trained: list[Path], 
         runs.train(resolve(small, {"data": {"name": f"npz:{made[name]}.npz"}}), made[name], progress=False)
     words = {name: missing(folder) for name, folder in {**made, "8x8": trained[0]}.items()}
     assert f"eow evaluate {made['28']} --corruptions" in words["28"]
-    assert words["8x8"].endswith("images of 28×28 or more, and these are images of 8×8.")
+    assert words["8x8"].endswith("images of 28×28 or larger, and these are images of 8×8.")
     assert words["table"].endswith("and these are features.")
     for name, folder in {**made, "8x8": trained[0]}.items():  # and that is what the command itself says
         run = runs.load(folder)
@@ -307,7 +307,7 @@ def test_the_command_that_corrupts_is_named_where_it_works(trained: list[Path], 
             with pytest.raises(EowError, match="corrupt"):
                 list(said)
     (made["28"] / "weights.safetensors").unlink()
-    assert "their weights, which it takes, are gone" in missing(made["28"])
+    assert "the weights it would need are gone" in missing(made["28"])
 
 
 def test_corruption_figures_are_drawn_from_the_runs_file(trained: list[Path], tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ def test_a_width_is_for_chains_from_noise() -> None:
     others = {"width": 0.0, "buffer_size": 8, "restart": 0.0}
     assert Starts("features", (2,), 4, **others).counts == {"features": 4}
     for text in ("noise", "buffer", "features:3,noise:1"):
-        with pytest.raises(EowError, match=r"noise of width 0\.0 is none"):
+        with pytest.raises(EowError, match=r"a width of 0\.0: it must be above 0"):
             Starts(text, (2,), 4, **others)
 
 

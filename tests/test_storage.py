@@ -211,7 +211,7 @@ def test_a_log_skips_broken_lines_and_refuses_what_is_no_text(tmp_path: Path) ->
     log.keep(lambda line: line["epoch"] == 1)
     assert log.path.read_text() == json.dumps({"epoch": 1}) + "\n"
     log.path.write_bytes(bytes(range(256)))
-    with pytest.raises(EowError, match="is no text"):
+    with pytest.raises(EowError, match="is not text"):
         log.read()
 
 

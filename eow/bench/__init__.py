@@ -40,7 +40,7 @@ def told_of_a_stop() -> Iterator[None]:
 
 
 def check_folder(out: Path) -> None:
-    """An error where a bench would write into what is no bench's folder: its table would take a file's place."""
+    """An error where a bench would write into another kind of folder: its table would take a file's place."""
     from eow import storage
     from eow.bench.table import TABLES
 

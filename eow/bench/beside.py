@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def paper_column(spec: Any, about: Table) -> Column:
-    """A column; one that was only named has the paper's figure beside it where the paper's table has such a one."""
+    """A column; one that was only named has the paper's figure beside it where the paper's table has one."""
     column = column_of(spec)
     if about and not isinstance(about.get("table"), str):
         raise EowError("grid.paper has no table: name one of the paper's, for example table1_calibration")
@@ -37,7 +37,7 @@ def check_match(about: Table, methods: Sequence[str]) -> None:
     kinds: dict[str, list[Any]] = {"data": [DataConfig], "model": [ModelConfig], "train": [TrainConfig]}
     kinds["method"] = [method_named(name).Options for name in methods]
     known = {section: {each.name for kind in listed for each in fields(kind)} for section, listed in kinds.items()}
-    known["method"].add("name")  # which is no field: it says whose options they are
+    known["method"].add("name")  # not a field: it says whose options they are
     for name, path in match.items():
         section, _, key = path.partition(".") if isinstance(path, str) else ("", "", "")
         if key not in known.get(section, ()):

@@ -139,7 +139,7 @@ def local(jobs: int, threads: int, gpus: Sequence[str]) -> Iterator[Engine]:
 
 def quiet_tracker() -> None:
     """loky keeps count of semaphores in a process of its own, which warns of those that a worker took along when it was
-    told to stop. That comes after our last words, and is no news to anybody."""
+    told to stop. That comes after our last words, and is news to nobody."""
     from joblib.externals.loky.backend import resource_tracker
 
     before = os.environ.get("PYTHONWARNINGS")

@@ -169,7 +169,7 @@ def figure_text(figure: Table, column: Table) -> str:
     return " ".join([text, *(each["mark"] for each in figure["marks"].values() if each["mark"])])
 
 
-MARKS = str.maketrans({"|": "/", "<": "&lt;", "\n": " "})  # a label is no markup
+MARKS = str.maketrans({"|": "/", "<": "&lt;", "\n": " "})  # a label is not markup
 
 
 def markdown(table: Table) -> str:

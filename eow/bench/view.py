@@ -1,5 +1,5 @@
 """A grid while it runs: in a terminal a live table of what is running, how far it is and how long it will take; where
-the output is no terminal, a line for every cell that ends."""
+the output is not a terminal, a line for every cell that ends."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ class Epochs(NamedTuple):
 
 @contextmanager
 def watched(progress: Progress, title: str) -> Iterator[Callable[[Cell, str], None]]:
-    """Shows the grid while the block runs. Yields what is to be told of every cell that ends."""
+    """Shows the grid while the block runs. Yields the function to call with every cell that ends, and its trouble."""
     began = time.monotonic()
 
     def say(cell: Cell, trouble: str) -> None:

@@ -50,14 +50,14 @@ def report(
     unknown_rate: Rate = None,
     root: Root = "",
 ) -> None:
-    """One page about runs: tables with the paper beside them, diagrams, curves, pictures, provenance."""
+    """One page about runs: tables with the paper's figures beside ours, diagrams, curves, pictures, provenance."""
     from eow.report import SUFFIX
     from eow.report import report as write_report
 
     endings = {f".{suffix}": name for name, suffix in SUFFIX.items()}
     ending = out.suffix.lower() if out else ""
     if out and not form and ending not in ("", *endings) and not out.is_dir():
-        raise EowError(f"{out} is no name for a report: end it in {', '.join(endings)}, or choose a --format")
+        raise EowError(f"{out} does not fit a report: end it in {', '.join(endings)}, or choose a --format")
     form = form or endings.get(ending, "html")
     for path in write_report(runs, out or Path(f"report.{SUFFIX.get(form, form)}"), form, unknown_rate, root):
         typer.echo(f"written to {path}")

@@ -35,14 +35,18 @@ def data_fetch(name: Annotated[str, typer.Argument(help="A name from `eow data l
 def data_verify(name: Annotated[str, typer.Argument(help="A name from `eow data list`.")], root: Root = "") -> None:
     """Compare a data set's files with the official hashes. Exit code 1 if one is missing or differs."""
     from eow.console import print_table
+    from eow.data.catalog import data_root, how_to_get, how_to_repair
     from eow.data.fetch import verify
 
     found = verify(name, root or None)
     if not found:
         typer.echo(f"{name} is built in: there are no files to verify")
         return
-    print_table(name, ["file", "status"], [[str(file), status] for file, status in found])
-    if any(status in ("missing", "differs") for _, status in found):
+    states = {status for _, status in found}
+    what_next = how_to_repair(name) if "differs" in states else how_to_get(name) if "missing" in states else ""
+    note = f"looked for below {data_root(root or None)}"
+    print_table(name, ["file", "status"], found, f"{note}; {what_next}" if what_next else note)
+    if what_next:
         raise typer.Exit(1)
 
 

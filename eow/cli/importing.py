@@ -20,24 +20,24 @@ def import_(
     name: Annotated[str, typer.Option(help="The model, as tables call it; else the file's name.")] = "",
     unknown: Annotated[
         list[str] | None,
-        typer.Option("--unknown", help="NAME=FILE: the same of samples of no known class, without labels."),
+        typer.Option("--unknown", help="NAME=FILE: the same for samples of no known class, without labels."),
     ] = None,
     certify: Annotated[
         Path | None,
-        typer.Option(help="The same of samples that nothing was trained or fitted on, for `eow threshold`."),
+        typer.Option(help="The same for samples that nothing was trained or fitted on, for `eow threshold`."),
     ] = None,
     like: Annotated[
-        Path | None, typer.Option(help="A run on the same test samples in the same order, to be compared with.")
+        Path | None, typer.Option(help="A run on the same test samples in the same order, to compare with.")
     ] = None,
     data: Annotated[str, typer.Option(help="The name of the test data, where there is no such run.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of one model trained several times, which.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Which training this is, of a model trained several times.")] = 0,
     odds: Annotated[
         float | None, typer.Option(help="The prior odds of unknown in them; the last of K+1 logits is then unknown's.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predictions of any model, from whatever library, as a folder for `eow evaluate`, `compare`, `threshold` and
-    `report`. Nothing is fitted to them and nothing renormalised."""
+    """Predictions of any model, from any library, as a folder for `eow evaluate`, `compare`, `threshold` and
+    `report`. Nothing is fitted to them, and nothing is renormalised."""
     from eow.importing import import_predictions, read_file
 
     said, labels, classes = read_file(file)

@@ -15,11 +15,11 @@ def evaluate(
     run: RunFolder,
     unknown_rate: Rate = None,
     on: Annotated[
-        list[str] | None, typer.Option("--on", help="Another data set to predict as unknowns first; needs no labels.")
+        list[str] | None, typer.Option("--on", help="Another data set, labelled or not, to predict first as unknowns.")
     ] = None,
-    intervals: Annotated[bool, typer.Option("--intervals", help="With 95 % intervals.")] = False,
+    intervals: Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals.")] = False,
     corruptions: Annotated[
-        bool, typer.Option("--corruptions", help="The test images under 19 corruptions at 5 severities as well.")
+        bool, typer.Option("--corruptions", help="Also evaluate the test images under 19 corruptions at 5 severities.")
     ] = False,
     official: Annotated[
         Path | None, typer.Option(help="With --corruptions: a folder with the released CIFAR-C files, to use instead.")
@@ -66,7 +66,7 @@ def predict_others(folder: Path, names: list[str], root: str, allow_unofficial: 
     from eow.training.distributed import pick_device
 
     if mine := {KNOWN, "unknown", CERTIFY} & {*names}:
-        raise EowError(f"{mine.pop()} is no data set but a part of the run's own: name another, such as noise")
+        raise EowError(f"{mine.pop()} is a part of the run's own data: name another data set, such as noise")
     run = runs.load(folder, str(pick_device(device)))
     known, _ = read_all(folder, without=names)  # before anything is replaced
     wanted = replace(run.config.data, root=root, allow_unofficial=allow_unofficial)
@@ -152,8 +152,8 @@ def show_corruptions(figures: dict[str, Any]) -> None:
 
 @app.command(epilog="Example:  eow compare runs/eow-0 runs/eow-1 --against runs/vanilla-0 --against runs/vanilla-1")
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Runs of one method, one a seed.")],
-    against: Annotated[list[Path], typer.Option("--against", help="A run of the other method, as often as needed.")],
+    runs: Annotated[list[Path], typer.Argument(help="Runs of one method, one per seed.")],
+    against: Annotated[list[Path], typer.Option("--against", help="A run of the other method; repeat for each seed.")],
     unknown_rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
@@ -184,7 +184,7 @@ def compare(
 @app.command(epilog="Example:  eow threshold runs/digits --max-risk 0.01 --delta 0.05")
 def threshold(
     run: RunFolder,
-    max_risk: Annotated[float, typer.Option(help="The share of wrong answers to allow among those given.")],
+    max_risk: Annotated[float, typer.Option(help="The share of wrong answers to allow, among the answers given.")],
     delta: Annotated[float, typer.Option(help="The probability with which the promise may be broken.")] = 0.05,
     unknown_rate: Rate = None,
     root: Root = "",

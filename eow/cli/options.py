@@ -38,7 +38,7 @@ class Flowing(TyperGroup):
 
 
 class InOrderOfUse(Flowing):
-    """Commands as one comes to need them, not as their modules happen to be imported."""
+    """Commands in the order in which one needs them, not that in which their modules happen to be imported."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.commands, key=ORDER.index)
@@ -61,7 +61,7 @@ def named(text: str | Path) -> Path:
 
 
 TO_WRITE: dict[str, Any] = {"parser": named, "metavar": "PATH"}  # what each option with such a path has
-Root = Annotated[str, typer.Option(help="Where data sets lie; else EOW_DATA, else the user's cache folder.")]
+Root = Annotated[str, typer.Option(help="The folder with the data sets; else EOW_DATA, else the user's cache folder.")]
 Unofficial = Annotated[bool, typer.Option("--allow-unofficial", help="Use files whose hash is not the official one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Rate = Annotated[

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ def train(
             f"{summary['method']} on {summary['data']}, {summary['train_seconds']:.1f} s of training",
             summary["metrics"],
         )
-        typer.echo(f"everything is in {out}")
+        typer.echo(f"everything is in {out}; as a page: eow report {shlex.quote(str(out))} -o report.html")
 
 
 def wanted(resumed: Path | None, *layers: "Table") -> "RunConfig":
@@ -152,7 +153,9 @@ def demo(
     ] = None,
     web: Annotated[bool, typer.Option("--web", help="A page to draw on, in your browser.")] = False,
     build: Annotated[Path | None, typer.Option(help="Write that page into this folder and end.", **TO_WRITE)] = None,
-    data: Annotated[str, typer.Option(help="With --web or --build: digits, or mnist where it is at hand.")] = "digits",
+    data: Annotated[
+        str, typer.Option(help="With --web or --build: digits, or mnist if it has been fetched.")
+    ] = "digits",
     port: Annotated[int | None, typer.Option(help="With --web: where to serve it; else the next free one.")] = None,
     root: Root = "",
 ) -> None:

@@ -12,7 +12,8 @@ ABSTAINED = "- (unknown)"  # a class may be called unknown
 Threshold = Annotated[
     float | None,
     typer.Option(
-        help="Abstain below this confidence; 0: never. Else the run's own, or where unknown is most probable."
+        help="Abstain below this confidence; 0: never. By default the run's own threshold, else wherever unknown is "
+        "most probable."
     ),
 ]
 
@@ -61,15 +62,16 @@ def export(
     unknown_rate: Rate = None,
     threshold: Threshold = None,
     on: Annotated[
-        str | None, typer.Option(help="A file of real inputs to check with, or random; else the test data.")
+        str | None, typer.Option(help="A file of real inputs to check with, or random; by default the test data.")
     ] = None,
     root: Root = "",
 ) -> None:
-    """Write the run as one file that answers label, confidence, unknown and probs; checked against the run first."""
+    """Write the run as one file that returns label, confidence, unknown and probs; it is checked against the run
+    first."""
     from eow.export.run import export as export_run
 
     told = export_run(run, out, form, unknown_rate, threshold, on, root or None)
     typer.echo(
-        f"{told['path']}, {told['bytes'] / 1000:,.0f} kB: equal to the run on {told['samples']} samples of "
-        f"{told['compared_on']}, to {told['largest_difference']:.1g}"
+        f"{told['path']}, {told['bytes'] / 1000:,.0f} kB: agrees with the run on {told['samples']} samples of "
+        f"{told['compared_on']}, to within {told['largest_difference']:.1g}"
     )

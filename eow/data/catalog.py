@@ -16,6 +16,7 @@ from eow.data.dataset import Dataset
 from eow.data.files import at_home
 from eow.errors import EowError
 from eow.mapping import blocks
+from eow.plain import near
 
 
 @dataclass(frozen=True)
@@ -240,8 +241,11 @@ def how_to_repair(name: str) -> str:
 def entry_of(name: str) -> Entry:
     """The catalog's entry, or an error that lists the names there are."""
     if name not in CATALOG:
+        kind = "folder" if os.path.isdir(name) else Path(name).suffix[1:].lower()
+        own = kind in ("folder", "npz", "csv")
+        hint = f"to read that {kind}, write {kind}:{name}; else " if own else near(name, CATALOG)
         raise EowError(
-            f"there is no data set named {name!r}: use one of {', '.join(CATALOG)}, noise:CxHxW, permuted:NAME, "
+            f"there is no data set named {name!r}: {hint}use one of {', '.join(CATALOG)}, noise:CxHxW, permuted:NAME, "
             "folder:PATH, npz:PATH or csv:PATH"
         )
     return CATALOG[name]

@@ -137,7 +137,7 @@ def rows_of(path: Path) -> list[list[str]]:
 def whole(line: str) -> str:
     """A crash fills files with zeros, and the name of a class would not show them."""
     if "\0" in line:
-        raise UnicodeError("it has a zero byte, which is no text")
+        raise UnicodeError("it has a zero byte, so it is not text")
     return line
 
 
@@ -207,7 +207,7 @@ def _tell_of_twins(path: Path, classes: list[str]) -> None:
 
 
 def number_in(text: str) -> float:
-    """Without the 1_000 of Python's own source, which elsewhere is no number."""
+    """Without the 1_000 of Python's own source, which is not a number elsewhere."""
     if "_" in text:
         raise ValueError(text)
     return float(text)

@@ -25,6 +25,7 @@ from eow.data.catalog import CATALOG, Archive, Entry, File, data_root
 from eow.data.files import readable
 from eow.data.readers import located, official_hash
 from eow.errors import EowError
+from eow.plain import near
 
 CHUNK = 1 << 18
 TIMEOUT_SECONDS = (10, 60)
@@ -72,7 +73,7 @@ def official(name: str, offered: Callable[[Entry], object]) -> Entry:
         raise EowError(f"{name} has no official files: only the sets that `eow data list` names have them")
     if name not in CATALOG:
         names = [each for each, entry in CATALOG.items() if offered(entry)]
-        raise EowError(f"there is no data set named {name!r} here: use one of {', '.join(names)}")
+        raise EowError(f"there is no data set named {name!r} here: {near(name, names)}use one of {', '.join(names)}")
     return CATALOG[name]
 
 

@@ -38,7 +38,7 @@ def readable(path: Path) -> Iterator[None]:
 def reason(error: Exception) -> str:
     """Why numpy could not read a file, without its advice to unpickle it: that would run whatever is in there."""
     text = str(error) or type(error).__name__
-    return "it holds Python objects, or is no file of numpy's" if "pickle" in text else text
+    return "it holds Python objects, or is not a numpy file" if "pickle" in text else text
 
 
 def _mode(path: Path) -> int:

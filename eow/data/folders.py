@@ -26,6 +26,16 @@ TURNS[8] = "ROTATE_90"
 TOLD_BEFORE = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"}  # how a PNG says it before its pixels
 
 
+def unreadable(path: Path, error: Exception) -> EowError:
+    """The sentence for what Pillow could not read; its own, for a format it does not know, only repeats the path."""
+    from PIL import UnidentifiedImageError
+
+    why = getattr(error, "strerror", None) or error
+    if isinstance(error, UnidentifiedImageError):
+        why = f"it is none of {', '.join(IMAGE_FORMATS)}"
+    return EowError(f"{path} cannot be read as an image ({why}): save it again, as a PNG for example, or leave it out")
+
+
 def decoded(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
     """One image as (C, H, W), turned as its camera says, or an error that names the file."""
     from PIL import Image
@@ -44,7 +54,7 @@ def decoded(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
     except EowError:
         raise
     except Exception as error:
-        raise EowError(f"{path} cannot be read as an image: {error}") from error
+        raise unreadable(path, error) from error
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
@@ -89,7 +99,7 @@ def size_and_channels(path: Path) -> tuple[tuple[int, int], int]:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
             size, mode = upright(image, orientation(image)), image.mode
     except Exception as error:
-        raise EowError(f"{path} cannot be read as an image: {error}") from error
+        raise unreadable(path, error) from error
     if size[0] * size[1] > MOST_PIXELS:
         raise EowError(f"{path} says that it is {size[0]}x{size[1]}, more than any network takes: scale it down first")
     if mode not in GREY_MODES + COLOUR_MODES:

@@ -29,6 +29,8 @@ def read_inputs(
     if dtype != "uint8" or len(shape) != 3 or shape[0] not in KINDS:
         taken = f"rows of {shape[0]} numbers" if len(shape) == 1 else f"{dtype} arrays of shape {shape}"
         raise EowError(f"{path} cannot be used: this model takes {taken}, give a .npy file")
+    if path.suffix.lower() == ".csv":
+        raise EowError(f"{path} is a table, but this model takes images: give image files or .npy files")
     return from_image(path, shape)
 
 

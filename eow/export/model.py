@@ -1,4 +1,4 @@
-"""`eow.export_model`: what `eow export` does for a run, for a model of one's own that was upgraded and trained."""
+"""`eow.export_model`: what `eow export` does for a run, for a model that you upgraded and trained yourself."""
 
 import copy
 from collections.abc import Sequence
@@ -71,9 +71,9 @@ def export_model(
     """Write the model to `path` as one file that says what `eow.predict` says at this unknown rate and threshold, and
     return what it was compared on and how far it was off.
 
-    `model` is an upgraded model, or the method that `eow.fit` returned; it is written in float32, but for what its
-    forward casts to another precision. The file takes inputs as the model takes them, any number at a time: nothing is
-    normalised in it. `example` is an array or a tensor of them, real ones: on these the file is compared with the model
+    `model` is an upgraded model, or the method that `eow.fit` returned; it is written in float32, except for what its
+    forward casts to another precision. The file takes inputs as the model takes them, any number at a time; it
+    normalises nothing. `example` is an array or a tensor of real inputs: on these the file is compared with the model
     before it is kept, and a difference above 1e-5 is an error. `classes` are names for the metadata, else "0", "1" and
     so on. The format is onnx (.onnx) or torch (.pt2).
 
@@ -199,7 +199,7 @@ def copied(model: Any) -> SplitModel:
         raise EowError(f"{model.options.name} has no unknown logit: export a run of it, or fit with method='eow'")
     if getattr(model, "fence", None) is not None:
         raise EowError(
-            "the method has a fence, which is no part of its model: export its run's folder, as eow export does"
+            "the method has a fence, which is not part of its model: export the run's folder with `eow export`"
         )
     split = model.model if isinstance(model, Method) else model
     if not isinstance(split, SplitModel):

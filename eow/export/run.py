@@ -84,7 +84,7 @@ def named(path: str | Path, format: str) -> Path:
         raise EowError(f"there is no format {format!r}: choose one of {', '.join(SUFFIXES)}")
     if path.suffix != SUFFIXES[format]:
         raise EowError(
-            f"{path} is no name for the format {format}: end it in {SUFFIXES[format]}, or choose another format"
+            f"{path} does not fit the format {format}: end it in {SUFFIXES[format]}, or choose another format"
         )
     return path
 
@@ -124,7 +124,7 @@ def make_card(run: Run, threshold: float | None, certificate: dict[str, Any] | N
         provenance = {
             "eow": summary["versions"]["eow"], "commit": summary["versions"]["commit"],
             "torch": summary["versions"]["torch"], "exported_with": {"eow": __version__, "torch": torch.__version__},
-            # A path of this machine is nobody's business where the file goes.
+            # A path on this machine is nobody's business where the file goes.
             "data": name if name in CATALOG else name.partition(":")[0],
             "data_hash": summary["sets"]["train"]["hash"], "weights": run.weights_hash, "seed": run.config.seed,
             "model": run.config.model.name, "recipe": run.config.recipe,
@@ -147,8 +147,8 @@ def comparison_inputs(run: Run, on: np.ndarray | str | Path | None, root: str | 
             raw = load(wanted.name, root, "test", allow_unofficial=wanted.allow_unofficial).inputs
         except EowError as error:
             raise EowError(
-                f"an export is compared with its run on the run's test data, which is not at hand ({error}): say where "
-                "it lies (root), or give other inputs or 'random' to compare on"
+                f"an export is compared with its run on the run's test data, which is not available ({error}): say "
+                "where it lies (root), or give other inputs or 'random' to compare on"
             ) from None
         source = f"the test split of {wanted.name}"
     elif isinstance(on, np.ndarray):
@@ -249,7 +249,9 @@ def write_onnx(graph: nn.Module, card: Card, path: Path) -> tuple[bytes, Callabl
 
         onnx_runtime()  # the comparison needs it
     except ImportError as error:
-        raise EowError(f"an .onnx file needs {error.name}, which is not installed: {WITH_ONNX}") from None
+        raise EowError(
+            f"an .onnx file needs {error.name}, which is not installed: {WITH_ONNX}, or use the format torch"
+        ) from None
     size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
     if size > LARGEST:
         raise EowError(f"{size / 2**30:.1f} GiB of weights are more than an .onnx file can hold: use the format torch")

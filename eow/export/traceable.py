@@ -19,7 +19,7 @@ from eow.methods.temperature import Temperature
 from eow.models import GaussianNoise
 from eow.openworld import prior_shift
 
-# Why a method's answer is no function of its input alone.
+# Why a method's answer is not a function of its input alone.
 REFUSED = {
     "mc_dropout": "draws new dropout masks for every batch",
     "trust_score": "searches the training features for neighbours",

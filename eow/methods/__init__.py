@@ -22,6 +22,7 @@ from eow.methods.shrink import Shrink
 from eow.methods.temperature import Temperature, fit_temperature, fit_temperature_and_bias
 from eow.methods.trust_score import TrustScore
 from eow.methods.vanilla import Vanilla
+from eow.plain import near
 
 METHODS: dict[str, type[Method]] = {
     "vanilla": Vanilla,
@@ -45,7 +46,7 @@ METHODS: dict[str, type[Method]] = {
 
 def method_named(name: str) -> type[Method]:
     if name not in METHODS:
-        raise EowError(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
+        raise EowError(f"there is no method {name!r}: {near(name, METHODS)}choose one of {', '.join(METHODS)}")
     return METHODS[name]
 
 

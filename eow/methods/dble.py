@@ -109,7 +109,7 @@ class DBLE(Method):
             return self.losses(h.float(), y)
 
     def losses(self, h: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Both losses of a batch of tasks. Any batch will do: where it is no episode, each class of it is parted in
+        """Both losses of a batch of tasks. Any batch will do: where it is not an episode, each class of it is parted in
         the same proportion of shots and queries; classes that a task lacks have no part in its softmax."""
         o, size = self.options, self.episode().size // self.options.tasks
         tasks = max(1, len(y) // size)

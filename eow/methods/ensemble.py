@@ -40,7 +40,7 @@ class Ensemble(Method):
     Options = EnsembleOptions
     summary = "several vanilla networks, mean of their probabilities"
     capturable = True
-    costlier = "5 passes, one a member (method.members)"
+    costlier = "one for each member: 5 passes (method.members)"
 
     def __init__(
         self,

@@ -115,7 +115,7 @@ class EOW(Method):
         if options.lam <= 0 or options.trust < 0 or options.start_epoch < 0:
             raise EowError(
                 f"method.lam is {options.lam}, method.trust {options.trust}, method.start_epoch {options.start_epoch}: "
-                "the first must be above 0, the others at least 0"
+                "lam must be above 0, trust and start_epoch at least 0"
             )
         if options.steps < 0 or options.step <= 0:
             raise EowError(
@@ -244,9 +244,9 @@ class EOW(Method):
         few = len(labels) < FEWEST
         temperature, bias = fit_temperature_and_bias(logits, labels, None if few else rate, width=PRIOR_WIDTH)
         if few:
-            told = f"of {len(labels)} held-out samples the mean unknown says nothing"
+            told = f"{len(labels)} held-out samples are too few to measure the mean unknown"
             warnings.warn(
-                f"{told}: the unknown rate is set by λ; hold {FEWEST} or more out", RuntimeWarning, stacklevel=2
+                f"{told}: the unknown rate is set by λ; hold out {FEWEST} or more", RuntimeWarning, stacklevel=2
             )
             bias += self.shift
         scale_head(self.model.head, 1 / temperature, bias)

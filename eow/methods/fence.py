@@ -23,7 +23,7 @@ from eow.seeds import own_randomness
 SLOPE = 10.0  # at twice the distance of the fence the odds of "unknown" are e^10 times as high
 INSIDE = 0.99  # the share of the second half that lies inside
 NARROWEST = 0.01  # no direction counts as narrower than this share of the typical deviation
-ROUNDING = 1e-5  # of the features' size: what single precision may get wrong is no distance
+ROUNDING = 1e-5  # of the features' size: what single precision may get wrong is not a distance
 HIGHEST = 1e4  # the most that a logit is raised
 WIDEST, FEWEST = 1000, 300  # dimensions, or samples, up to which all axes are found and not the first alone
 

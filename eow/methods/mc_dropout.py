@@ -42,7 +42,7 @@ class MCDropout(Vanilla):
 
     Options = MCDropoutOptions
     summary = "dropout at prediction too, mean of the passes' probabilities"
-    costlier = "30 passes from the first dropout on (method.passes)"
+    costlier = "from the first dropout on, 30 passes (method.passes)"
 
     def __init__(self, model: SplitModel, options: Any, classes: int, in_shape: tuple[int, ...], seed: int = 0) -> None:
         super().__init__(model, options, classes, in_shape, seed)

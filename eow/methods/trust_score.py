@@ -6,7 +6,7 @@ Distances are Euclidean between the features of a layer. The paper first drops, 
 the largest radius to its k-th nearest sample of that class (k = 10; the sample itself is the first), and uses
 alpha = 0 where classes are clean.
 
-A score is no probability. Our link, which the paper does not have: confidence = sigmoid(a·log score + b), the logistic
+A score is not a probability. Our link, not in the paper: confidence = sigmoid(a·log score + b), the logistic
 regression of "the label is right" on held-out data, with Platt's smoothed targets, so that it is finite on any split.
 Where all held-out labels are right (or wrong) nothing can be learned about a: it stays 1, b sets the mean confidence to
 (right + 1)/(N + 2), and a warning says so. Scores beyond the fences of the held-out ones, three times the quartiles'
@@ -89,7 +89,7 @@ class TrustScore(Vanilla):
             state_dict[f"{prefix}link"] = torch.cat([link, link.new_tensor([-torch.inf, torch.inf])])
         stored, counts = (state_dict.get(f"{prefix}{name}", getattr(self, name)) for name in ("features", "counts"))
         if not stored.is_floating_point() or not bool(stored.isfinite().all()):
-            raise ValueError("training features that are no finite numbers")
+            raise ValueError("training features that are not finite numbers")
         if bool((counts < 0).any()) or int(counts.sum()) != len(stored):
             raise ValueError("other counts than training features")
         if stored.dim() == 2 and stored.shape[1] == self.width:
@@ -243,7 +243,7 @@ def log_trust(distances: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 
 
 def fences(scores: np.ndarray) -> tuple[float, float]:
-    """Tukey's outer fences: what lies beyond is no part of the bulk."""
+    """Tukey's outer fences: what lies beyond is not part of the bulk."""
     low, high = np.quantile(scores, (0.25, 0.75))
     reach = 3 * (high - low) or np.inf  # where the middle half is one value nothing can be said
     return float(low - reach), float(high + reach)

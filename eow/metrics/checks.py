@@ -167,7 +167,7 @@ def sums_within_one(highest: float, table: Any, instead: str) -> None:
     Rounding each entry to a type moves it by at most half the spacing, relatively, and so the whole row: by 2^-11 in
     float16, 2^-8 in bfloat16. Four times that, 0.002 and 0.016, is allowed for a softmax that was itself computed so.
     A wider type gets that slack only if all its values are also the narrower type's, as they are after a cast: others
-    that sum to 1.001 are no probabilities.
+    that sum to 1.001 are not probabilities.
     """
     if highest > 1 + SUM_SLACK and highest > 1 + max((2 * SPACING[name] for name in kept_in(table)), default=0.0):
         raise EowError(f"probs has a row that sums to {highest:.6g}: give probabilities, or use {instead}.")

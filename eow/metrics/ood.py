@@ -74,7 +74,7 @@ def narrow(scores: np.ndarray) -> np.ndarray:
 
 
 def area(height: np.ndarray, width: np.ndarray) -> float:
-    """Under the straight lines between the points. Sums of half integers are exact: the samples' order is no matter."""
+    """Under the straight lines between the points. Sums of half integers are exact, in any order."""
     return float(np.sum((height[1:] + height[:-1]) * np.diff(width)) / 2)
 
 

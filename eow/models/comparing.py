@@ -18,7 +18,7 @@ from eow.plain import first_line, shortened
 from eow.seeds import seed_torch
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-# Batch norm divides by the deviations of three rows, which may be small: of rounding it makes what is no difference.
+# Batch norm divides by the deviations of three rows, which may be small: that blows up mere rounding.
 COARSE, COARSEST = 1e-2, 0.1
 AGAIN = 4  # so often the model is asked again whether it says the same twice
 
@@ -156,7 +156,7 @@ def close(new: Tensor, old: Tensor, tolerance: float) -> bool:
 
 def changed_in_training(model: nn.Module, x: Tensor) -> set[str]:
     """The buffers that a forward in training mode changes, of a copy; none, where it cannot be copied or cannot take
-    these rows in training. By their values: what batch norm does to its statistics is no change in torch's count."""
+    these rows in training. By their values: what batch norm does to its statistics is not a change in torch's count."""
     try:
         copied = copying.deepcopy(model)
         with forked(model), torch.random.fork_rng([x.device] if x.is_cuda else []), torch.no_grad():

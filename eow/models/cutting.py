@@ -49,7 +49,7 @@ class Seen(NamedTuple):
     rows: int
     shapes: dict[fx.Node, tuple[int, ...]]  # of floating-point tensors
     numbers: dict[fx.Node, int]
-    moving: set[fx.Node]  # what is no constant, although it depends on no input
+    moving: set[fx.Node]  # what is not a constant, although it depends on no input
 
 
 class Recorder(fx.Interpreter):

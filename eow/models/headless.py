@@ -89,7 +89,7 @@ def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, orig
         found = evaluated(parts, x)
         why = "" if alike(found, logits) else "what the two say together is something else"
         why = why or ("" if comes_out(whole, parts, logits, x) else "what that layer says does not come out as it is")
-    except Exception as error:  # whatever somebody else's forward does with what is no linear layer any more
+    except Exception as error:  # whatever somebody else's forward does with what is no longer a linear layer
         why = first_line(error)
     if why:
         raise EowError(

@@ -202,7 +202,7 @@ def stand_ins_are_tensors() -> Iterator[None]:
 
 
 class Derived(TorchFunctionMode):
-    """While a forward is read: of which buffers each tensor was made that is no node of the graph."""
+    """While a forward is read: of which buffers each tensor was made that is not a node of the graph."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ def head_layer(features: int, outputs: int, dropout: float) -> nn.Module:
 class OpenLinear(nn.Linear):
     """K+1 logits of which the last, "unknown", is quadratic in the features: f[K+1] = w·z + v·z² + b.
 
-    Where known samples lie inside and unknown ones around them, the log-odds of the two are no linear function: with
+    Where known samples lie inside and unknown ones around them, the log-odds of the two are not a linear function: with
     one, there are always directions in which the unknown falls without end, and a chain has no lowest energy to go to.
     It begins with v = 0, as the linear layer it is made from, and v is not trained while `curved` is False: without
     negatives cross-entropy alone would bend the unknown away from the data for ever.

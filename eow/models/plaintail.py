@@ -23,7 +23,7 @@ def plain_tail(
         if node in fixed:
             return None
         if node.op == "call_module":
-            # More than one argument, and the module is no layer of a chain.
+            # More than one argument, and the module is not a layer of a chain.
             found = [traced.parts[str(node.target)]] if node.args == (previous,) and not node.kwargs else []
         else:
             found = layers_for(node, previous, shapes)

@@ -86,10 +86,10 @@ def upgrade(
     copy: bool = True,
 ) -> UpgradedModel:
     """The model with an "unknown" logit, cut in two, ready for `eow.fit`. Its K logits and its predictions are those of
-    the model given, which is not touched.
+    the given model, which is not touched.
 
     model    anything torch.fx can trace, or a pair (encoder, tail) with tail(encoder(x)) the logits
-    cut      where the chains are to run: a module by its path ("layer3", "features"), "input", or by default
+    cut      where the chains run: a module by its path ("layer3", "features"), "input", or by default
              "penultimate", the input of the last linear layer; the result's `cuts` lists all
     classes  checked against the last linear layer, which is widened, whether trained or frozen
     example  a batch of inputs, whose first rows are put through the model; without one their shape is guessed from
@@ -98,9 +98,9 @@ def upgrade(
              "convex", so that it never falls far out, or "linear", as in the paper
     trace    False for a model that torch.fx cannot trace and that ends in a linear layer: that layer is taken off, the
              rest is kept as it is written, and the only cut is "penultimate". A few inputs show whether the layer's
-             logits come out as they are; what the forward does to them for other inputs alone, nobody sees. Of a
-             mapping (as Hugging Face's models return) or a dataclass its tensor `logits` is taken
-    copy     False shares the weights of all layers but the last with the model given, so that training trains both
+             logits come out unchanged; what the forward does to them for other inputs cannot be seen. Of a mapping
+             (as Hugging Face's models return) or a dataclass, its tensor `logits` is used
+    copy     False shares the weights of all layers but the last with the given model, so that training trains both
              (the tail of a pair is used itself: its last layer becomes the wider one)
 
     Only one thread upgrades at a time. Others may predict meanwhile, but not with a model that is upgraded with

@@ -132,7 +132,7 @@ class ModuleTracer(fx.Tracer):
         return Value(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        """A tensor that is no node becomes a constant of the graph, unless it is a buffer itself, and a number of
+        """A tensor that is not a node becomes a constant of the graph, unless it is a buffer itself, and a number of
         numpy's one of Python's, of which code can be written."""
         if isinstance(a, np.generic):
             return super().create_arg(a.item())

@@ -223,7 +223,7 @@ def is_arrays(data: Any) -> bool:
 
 
 def depth(values: Any) -> int:
-    """1 for a list of numbers, 2 for a list of such lists and so on; 0 for what is no list of numbers."""
+    """1 for a list of numbers, 2 for a list of such lists and so on; 0 for anything else."""
     levels = 0
     while isinstance(values, list | tuple) and values:
         values, levels = values[0], levels + 1
@@ -273,7 +273,7 @@ def dataset_loader(data: Any, batch: int, what: str, *, training: bool = True) -
 
 def outlier_loader(unknown: Any, batch: int, dtype: torch.dtype, integers: bool) -> Any:
     """Outliers as a loader: an array, a data frame or nested lists of them, a pair (X, anything) of these, or a loader
-    as it is. Two rows are no pair: they are as deep as each other."""
+    as it is. Two rows are not a pair: both are equally deep."""
     if is_arrays(unknown) and not all(getattr(each, "ndim", 0) > 1 for each in unknown):
         unknown = unknown if depth(unknown[0]) == depth(unknown[1]) > 0 else unknown[0]
     if not (isinstance(unknown, Tensor | np.ndarray) or hasattr(unknown, "to_numpy") or depth(unknown)):

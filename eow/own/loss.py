@@ -1,4 +1,4 @@
-"""`eow.OpenWorldLoss`: the EOW objective for a training loop of one's own, and real outliers beside the chains.
+"""`eow.OpenWorldLoss`: the EOW objective for your own training loop, and real outliers beside the chains.
 
     loss = E_data[-log h(x)[y]] + λ E_chains[-log h(z)[K+1]]                                        without outliers
     loss = E_data[-log h(x)[y]] + λ/2 E_chains[-log h(z)[K+1]] + λ/2 E_outliers[-log h(x)[K+1]]     with them

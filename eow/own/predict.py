@@ -38,8 +38,8 @@ def predict(
     array, a list of numbers, a data frame, or a loader or torch Dataset of inputs or (inputs, labels). `unknown_rate`
     is the share of unknowns to expect, in place of what training ended with. With a `threshold` the label is -1 where
     the confidence is below it; without one, where "unknown" is the most probable of the K+1 answers. The results lie
-    where a tensor `x` lies, else on the CPU. Logits that are not finite are an error. What torch.compile or
-    DataParallel has wrapped is asked itself; `model.compile()` needs no wrapper.
+    where a tensor `x` lies, else on the CPU. Logits that are not finite are an error. Inside
+    torch.compile's or DataParallel's wrapper the model itself is used; `model.compile()` needs no wrapper.
     """
     model = unwrapped(model)  # type: ignore[assignment]
     if not isinstance(model, SplitModel | Method):

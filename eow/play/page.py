@@ -1,6 +1,6 @@
 """Builds the page: two trained MLPs and the few lines of JavaScript that run them, in one HTML file.
 
-All ten digits are known here, since a visitor may draw any; what is no digit is the unknown. EOW's setting was chosen
+All ten digits are known here, since a visitor may draw any; anything else is the unknown. EOW's setting was chosen
 among some forty on held-out training digits, digits drawn from templates and random scribbles, the last two brought
 from strokes to pixels as the page does it. AUROC of the unknown (vanilla: of the confidence) for scribbles against
 held-out and against drawn digits, and the mean unknown at a rate of 50 %; the 400 scribbles of digits were drawn anew
@@ -118,7 +118,7 @@ def compose(runs: dict[str, Run], summaries: dict[str, dict[str, Any]], test: Da
         "vanilla_accuracy": f"{100 * figures['vanilla']['accuracy']:.1f}",
         "eow_accuracy": f"{100 * figures['eow']['accuracy']:.1f}",
         "unknown": f"{100 * figures['eow']['unknown']:.0f}", "version": __version__,
-        "negatives": "pictures that are no digits" if run.config.model.cut == "input" else
+        "negatives": "pictures that are not digits" if run.config.model.cut == "input" else
         "points of its own feature space where digits are not",
     }  # fmt: skip
     source = files("eow.play")

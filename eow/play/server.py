@@ -36,7 +36,7 @@ def make_server(folder: Path, port: int | None) -> ThreadingHTTPServer:
     except OSError as error:
         raise unreadable(folder / "index.html", error) from None
     if port is not None and not 0 <= port <= 65535:
-        raise EowError(f"port {port} is none: give a number from 1 to 65535, or 0 for any that is free")
+        raise EowError(f"there is no port {port}: give a number from 1 to 65535, or 0 for any free one")
     for number in PORTS if port is None else (port,):
         try:
             return ThreadingHTTPServer((HOST, number), handler_of(page))

@@ -39,7 +39,7 @@ def report(
     meant = next((name for name, suffix in SUFFIX.items() if out.suffix.lower() == f".{suffix}"), format)
     if meant != format and not out.is_dir():
         raise EowError(
-            f"{out} is no name for a report as {format}: end it in .{SUFFIX[format]}, or choose --format {meant}"
+            f"{out} does not fit a report as {format}: end it in .{SUFFIX[format]}, or choose --format {meant}"
         )
     if out.is_dir() and format in ("html", "md", "latex"):
         raise EowError(f"{out} is a folder: give the report a file's name, such as {out / 'report'}.{SUFFIX[format]}")

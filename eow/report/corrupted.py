@@ -42,12 +42,12 @@ def how_to_measure(lacking: list[Loaded], runs: int) -> str:
     """The command, where it would do it: the runs here are on the same data, but some may have lost their weights."""
     shapes = {run.folder: shape for run in lacking if (shape := input_shape(run.folder)) is not None}
     if not shapes:
-        return f"Not measured for {len(lacking)} of {runs} runs here, and their weights, which it takes, are gone."
+        return f"Not measured for {len(lacking)} of {runs} runs here, and the weights it would need are gone."
     folder, shape = next(iter(shapes.items()))
     if len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE:
         least = f"{SMALLEST_SIDE}×{SMALLEST_SIDE}"
         what = f"images of {shape[2]}×{shape[1]}" if len(shape) == 3 else "features"
-        return f"Not to be had here: corruptions are for images of {least} or more, and these are {what}."
+        return f"Not available: corruptions need images of {least} or larger, and these are {what}."
     command = f"`eow evaluate {shlex.quote(str(folder))} --corruptions`"
     return f"Not measured for {len(lacking)} of {runs} runs here: {command} does it."
 

@@ -157,5 +157,5 @@ def unknown_histograms(bunch: Bunch) -> Figure | None:
         "set (filled) and every set of unknowns: classes held out of training (unseen), and other data near to it "
         "or far from it. Several seeds are pooled."
     )
-    missing = f"Without an unknown, and so without a panel: {', '.join(without)}." if without else ""
+    missing = f"Without a panel, because they have no unknown: {', '.join(without)}." if without else ""
     return Figure("unknown", "The unknown", caption, [*panels], legend, missing)

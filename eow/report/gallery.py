@@ -57,7 +57,7 @@ class Gallery:
 
 
 def gallery(bunch: Bunch, root: str = "") -> Gallery:
-    """The pictures of every group; where the data is not at hand, the reason instead."""
+    """The pictures of every group; where the data is not available, the reason instead."""
     from eow.opening import load, own_sets
 
     first = next((group.first for group in bunch.groups if not group.first.imported), None)

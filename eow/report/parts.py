@@ -174,7 +174,7 @@ def rounded(values: Iterable[float | None]) -> list[float | None]:
 
 
 def finite(values: Iterable[float]) -> list[float | None]:
-    """Plain numbers; what is no number becomes None."""
+    """Plain numbers; anything else becomes None."""
     return [float(value) if math.isfinite(value) else None for value in values]
 
 

@@ -32,7 +32,7 @@ def fault_of_config(config: dict[str, Any]) -> str | None:
         return f"its seed is {config['seed']!r}"
     for section in ("data", "model", "method", "train"):
         if not isinstance(config[section], dict):
-            return f"its {section} is no section"
+            return f"its {section} is not a section"
         if section != "train" and not isinstance(config[section].get("name"), str):
             return f"its {section} has no name"
     method, imported = config["method"], config.get("recipe") == IMPORTED
@@ -57,7 +57,7 @@ def fault_of_summary(summary: dict[str, Any]) -> str | None:
         return None  # a run without chains, or an old one
     steps, energies = chain["step"], [chain[name] for name in PROFILE[1:]]
     if not is_numbers(steps) or not all(is_profile(each) and len(each) == len(steps) for each in energies):
-        return "its chain's energies are no numbers"
+        return "its chain's energies are not numbers"
     reach = chain.get("reach")
     if reach is not None and not (is_number(reach) and 0 <= reach < float("inf")):
         return "its chains end nowhere"

@@ -97,8 +97,8 @@ def headline(bunch: Bunch, rate: float | None) -> Table:
     beside = any(value is not None for values in printed.values() for value in values)
     caption = (
         f"On the {samples:,} test samples of known classes. {SPREAD} ECE: 15 bins of equal width; null ECE is what a "
-        "perfectly calibrated model with the same confidences would measure, so an ECE close to it is no sign of "
-        "miscalibration. NLL: as it is, which counts what goes to unknown as lost, and NLL of K, of the K classes "
+        "perfectly calibrated model with the same confidences would measure, so an ECE close to it is not a sign of "
+        "miscalibration. NLL: as predicted, so that probability given to unknown is lost; NLL of K: with the K classes "
         "renormalised. AURC: area under the risk-coverage curve." + " Seconds: of training." * trained
     )
     caption += rate_words(rate)

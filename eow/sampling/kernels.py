@@ -72,7 +72,7 @@ def fits(*tensors: Tensor) -> bool:
 
 
 def shift_activate(x: Tensor, bias: Tensor, slope: float | None, other: Tensor | None = None) -> Tensor:
-    """In place: activation(x + bias + other) with the channels of x last in memory; None is no activation."""
+    """In place: activation(x + bias + other) with the channels of x last in memory; None for no activation."""
     grid: Any = (triton.cdiv(x.numel(), BLOCK),)
     slope = 1.0 if slope is None else slope
     _shift_activate[grid](

@@ -58,7 +58,7 @@ def noise_scale(noise: float | str, step: float) -> float:
 
 def check_steps(steps: int, step: float) -> None:
     if not isinstance(steps, int) or steps < 0 or not 0 < step < math.inf:
-        raise EowError(f"a chain of {steps} steps of size {step} is none: steps must be at least 0 and step above 0")
+        raise EowError(f"a chain has {steps} steps of size {step}: steps must be at least 0, and step above 0")
 
 
 def free_to_look(z: Tensor) -> bool:

@@ -38,7 +38,7 @@ def parse_starts(text: str) -> dict[str, float]:
             weights[kind] = float(weight) if weight else 1.0
         except ValueError:
             raise EowError(
-                f"{weight!r} in the chain starts {text!r} is no weight: write a number after the colon"
+                f"{weight!r} in the chain starts {text!r} is not a weight: write a number after the colon"
             ) from None
         if not 0 < weights[kind] < float("inf"):
             raise EowError(f"the weight of {kind!r} in the chain starts {text!r} is {weight}: it must be above 0")
@@ -113,7 +113,7 @@ class Starts(nn.Module):
     ) -> None:
         super().__init__()
         if count < 1:
-            raise EowError(f"{count} chains are none: run at least 1")
+            raise EowError(f"the number of chains is {count}: it must be at least 1")
         self.counts = apportion(parse_starts(text), count)
         if none := [kind for kind, share in self.counts.items() if not share]:
             raise EowError(
@@ -121,7 +121,7 @@ class Starts(nn.Module):
                 "change the weights"
             )
         if {"noise", "buffer"} & {*self.counts} and not width > 0:
-            raise EowError(f"noise of width {width} is none: chains from noise need a width above 0")
+            raise EowError(f"the noise to start from has a width of {width}: it must be above 0")
         if self.counts.get("buffer", 0) > buffer_size:
             raise EowError(
                 f"{self.counts['buffer']} chains cannot start from a buffer of {buffer_size} slots: enlarge it"

@@ -28,7 +28,7 @@ from eow.seeds import derive
 FARTHEST = 5.0  # deviations that the network is shown
 OUTERMOST = 1e4  # deviations that the fence is shown: enough to see one column among millions; float32 has the squares
 RANK, FOLDS = 10, 5  # of the fence
-FINEST = 1e-150  # the square of less is no normal number
+FINEST = 1e-150  # the square of less is not a normal number
 AT_ONCE = 2**19  # numbers of a table, for predictions; no more than 2**11 rows, whose hidden units count too
 OF_EACH = 100  # rows of every class that the fence of a large table is drawn around
 
