@@ -25,7 +25,13 @@ AGAIN = 4  # so often the model is asked again whether it says the same twice
 
 def compare(old: Tensor, model: nn.Module, x: Tensor) -> None:
     """The K logits as they were, and an unknown that nothing chooses."""
-    new = evaluated(model, x)
+    try:
+        new = evaluated(model, x)
+    except Exception as error:  # whatever somebody else's forward does with one logit more
+        raise EowError(
+            f"with a logit for the unknown the model cannot compute what it did ({first_line(error)}): its forward "
+            f"must not count its logits, nor use them but to return them; {PAIR}"
+        ) from error
     scale = largest(old)
     alike = new.shape == (*old.shape[:-1], old.shape[-1] + 1) and close(
         new[:, :-1], old, TOLERANCE.get(old.dtype, 1e-5) * scale
