@@ -141,10 +141,10 @@ def test_it_trains_learns_an_unknown_and_is_saved() -> None:
 @pytest.mark.parametrize(
     ("then", "sentence"),
     [
-        (
-            lambda self, z, f: f.softmax(1),
-            r"last cannot be taken off Then \(what the two say together is",
-        ),
+        (lambda self, z, f: f / 2, r"last cannot be taken off Then \(what the two say together is"),
+        (lambda self, z, f: f.softmax(1), r"Then ends in a softmax, so it gives no logits: let it return what last"),
+        (lambda self, z, f: f.log_softmax(1), r"Then ends in a log_softmax, .* train with cross-entropy"),
+        (lambda self, z, f: f if self.training else f.sigmoid(), r"Then ends in a sigmoid, so it gives no logits"),
         (lambda self, z, f: f + self.last.weight.sum(), r"last cannot be taken off Then \('Identity' object has no"),
         (lambda self, z, f: self.last(f), r"last cannot be taken off Then .* must call that layer once"),
         (lambda self, z, f: f + self.last(z * 2), r"last cannot be taken off Then"),
@@ -275,8 +275,11 @@ def test_who_is_refused_for_named_logits_is_told_of_trace() -> None:
 
 
 def test_what_is_wrong_with_named_logits_is_said_by_the_models_own_names() -> None:
-    model = Named(lambda logits, loss: {"logits": logits.softmax(1)})
+    model = Named(lambda logits, loss: {"logits": logits / 2})
     with pytest.raises(EowError, match=r"^score cannot be taken off Named \(what the two say together"):
+        eow.upgrade(model, example=torch.randn(5, 4), trace=False)
+    model = Named(lambda logits, loss: {"logits": logits.softmax(1)})
+    with pytest.raises(EowError, match=r"^Named ends in a softmax, so it gives no logits: let it return what score"):
         eow.upgrade(model, example=torch.randn(5, 4), trace=False)
     model = Named(lambda logits, loss: logits if loss is None else (logits, loss))
     with pytest.raises(EowError, match=r"^in training Named returns a tuple: .* alone there too, without auxiliary"):

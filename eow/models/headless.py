@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from eow.errors import EowError
 from eow.models.comparing import (
@@ -91,6 +92,12 @@ def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, orig
         why = why or ("" if comes_out(whole, parts, logits, x) else "what that layer says does not come out as it is")
     except Exception as error:  # whatever somebody else's forward does with what is no linear layer any more
         why = first_line(error)
+    last = squashed(whole, parts.tail, logits, x) if why else None
+    if last:
+        raise EowError(
+            f"{type(original).__name__} ends in a {last}, so it gives no logits: let it return what {path} says, and "
+            "train with cross-entropy, which has the softmax in it"
+        )
     if why:
         raise EowError(
             f"{path} cannot be taken off {type(original).__name__} ({why}): its forward must call that layer once, "
@@ -121,6 +128,22 @@ def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, orig
         other = difference(expected._replace(learning=[]), found, 0)
     if other and not unsteady(whole, x, expected):
         raise EowError(f"in training, without its last linear layer, {path}, the model {other}; {PAIR}")
+
+
+def squashed(whole: nn.Module, head: nn.Module, logits: Tensor, x: Tensor) -> str | None:
+    """What turns the last layer's logits into probabilities, if something does."""
+    said: list[Tensor] = []
+    handle = head.register_forward_hook(lambda module, args, output: said.append(output))
+    try:
+        evaluated(whole, x)
+    finally:
+        handle.remove()
+    if not said or same(said[-1], logits):
+        return None
+    for name in ("softmax", "log_softmax"):
+        if alike(getattr(said[-1], name)(-1), logits):
+            return name
+    return next((name for name in ("sigmoid", "logsigmoid") if alike(getattr(F, name)(said[-1]), logits)), None)
 
 
 def comes_out(whole: nn.Module, parts: SplitModel, logits: Tensor, x: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """A batch that somebody else's model can take, and what the model says of it, without a trace left in the model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,11 @@ def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Tensor
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
     generator = torch.Generator().manual_seed(0)
     if example is not None:
+        if isinstance(example, Mapping):
+            raise EowError(
+                f"the example is a {type(example).__name__}, and a model is called with one tensor: pass one, and wrap "
+                "a model that takes more in one whose forward makes the rest of it"
+            )
         x = torch.as_tensor(example) if isinstance(example, Tensor | np.ndarray) else None
         if x is None or x.dim() < 2 or not len(x):
             raise EowError(
