@@ -361,3 +361,28 @@ def test_what_is_wrong_with_the_last_layer_is_said_by_its_name() -> None:
         eow.upgrade(Then(lambda self, z, f: f), classes=5, example=torch.randn(5, 4), trace=False)
     with pytest.raises(EowError, match=r"the model has no nn.Linear: end it in one"):
         eow.upgrade(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()), trace=False)
+
+
+class Slow(nn.Module):
+    def __init__(self, calls: list[int]) -> None:
+        super().__init__()
+        self.first, self.last, self.calls = nn.Linear(4, 6), nn.Linear(6, 3), calls
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        copied = Slow(self.calls)
+        copied.load_state_dict(self.state_dict())
+        return copied
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(len(x))
+        return self.last(self.first(x).relu())
+
+
+def test_a_model_that_takes_long_is_run_a_dozen_times() -> None:
+    calls: list[int] = []
+    eow.upgrade((Slow(calls), nn.Linear(3, 3)), example=torch.randn(5, 4))
+    assert len(calls) <= 4
+    body = nn.Sequential(Slow(calls), nn.ReLU(), nn.Linear(3, 3))
+    calls.clear()
+    eow.upgrade(body, example=torch.randn(5, 4), trace=False)
+    assert len(calls) <= 12

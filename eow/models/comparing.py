@@ -23,8 +23,8 @@ COARSE, COARSEST = 1e-2, 0.1
 AGAIN = 4  # so often the model is asked again whether it says the same twice
 
 
-def compare(old: Tensor, model: nn.Module, x: Tensor) -> None:
-    """The K logits as they were, and an unknown that nothing chooses."""
+def compare(old: Tensor, model: nn.Module, x: Tensor) -> Tensor:
+    """What the model says now: the K logits as they were, and an unknown that nothing chooses."""
     try:
         new = evaluated(model, x)
     except Exception as error:  # whatever somebody else's forward does with one logit more
@@ -43,6 +43,7 @@ def compare(old: Tensor, model: nn.Module, x: Tensor) -> None:
             "cut in two, the model says something else than before: its forward must depend on nothing but its input, "
             f"and its last linear layer must make the logits; {PAIR}"
         )
+    return new
 
 
 class Said(NamedTuple):

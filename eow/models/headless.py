@@ -61,7 +61,7 @@ def without_head(whole: nn.Module, classes: int | None, example: Any, original: 
         raise EowError("the model has no nn.Linear: end it in one, whose outputs are the logits")
     refuse_arguments(whole)
     speaking: nn.Module = Logits(whole)
-    x = probe(speaking, whole.modules(), example)
+    x, logits = probe(speaking, whole.modules(), example)
     alone = isinstance(evaluated(whole, x), Tensor)
     speaking = whole if alone else speaking
     path, head = last_to_speak(speaking, linears, x)
@@ -79,13 +79,14 @@ def without_head(whole: nn.Module, classes: int | None, example: Any, original: 
                 body.set_submodule(name, nn.Identity().train(head.training))
     parts = SplitModel(body if alone else Logits(body), head)
     parts.training = whole.training
-    refuse_other(speaking, parts, path, x, original)
+    refuse_other(speaking, parts, path, x, logits, original)
     return parts
 
 
-def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, original: nn.Module) -> None:
+def refuse_other(
+    whole: nn.Module, parts: SplitModel, path: str, x: Tensor, logits: Tensor, original: nn.Module
+) -> None:
     """An error where the last linear layer does not have the last word."""
-    logits = evaluated(whole, x)
     try:
         found = evaluated(parts, x)
         why = "" if alike(found, logits) else "what the two say together is something else"
@@ -176,6 +177,8 @@ def alike(found: Any, logits: Tensor) -> bool:
 
 def last_to_speak(model: nn.Module, linears: list[tuple[str, nn.Linear]], x: Tensor) -> tuple[str, nn.Linear]:
     """The linear layer that says what the model returns, or else the last that is registered."""
+    if len(linears) == 1:
+        return linears[0]
     said: dict[str, Tensor] = {}
     handles = [
         layer.register_forward_hook(lambda module, args, output, path=path: said.update({path: output}))
