@@ -2196,3 +2196,13 @@ def test_a_head_with_a_forward_of_its_own_may_do_what_linear_does_and_no_more(pa
     for kind in (Cosine, DropsWeights, LowRank, Bounds):
         with pytest.raises(EowError, match=f"{kind.__name__} with a forward of its own"):
             upgrade(whole(kind(8, 3)))
+
+
+@pytest.mark.parametrize("weight", [1e-2, 1.0])
+def test_features_that_are_cut_off_are_told_of(weight: float) -> None:
+    torch.manual_seed(0)
+    model = Scaled(lambda z: z * 1e16)
+    with torch.no_grad():
+        model.head.weight.mul_(weight)
+    with pytest.raises(EowError, match=r"logits reach .*, and of what its last .* nothing counts for more than 1e\+15"):
+        upgrade(model, example=torch.randn(4, 6))
