@@ -141,10 +141,10 @@ def test_it_trains_learns_an_unknown_and_is_saved() -> None:
 @pytest.mark.parametrize(
     ("then", "sentence"),
     [
-        (
-            lambda self, z, f: f.softmax(1),
-            r"last cannot be taken off Then \(what the two say together is",
-        ),
+        (lambda self, z, f: f / 2, r"last cannot be taken off Then \(what the two say together is"),
+        (lambda self, z, f: f.softmax(1), r"Then ends in a softmax, so it gives no logits: let it return what last"),
+        (lambda self, z, f: f.log_softmax(1), r"Then ends in a log_softmax, .* train with cross-entropy"),
+        (lambda self, z, f: f if self.training else f.sigmoid(), r"Then ends in a sigmoid, so it gives no logits"),
         (lambda self, z, f: f + self.last.weight.sum(), r"last cannot be taken off Then \('Identity' object has no"),
         (lambda self, z, f: self.last(f), r"last cannot be taken off Then .* must call that layer once"),
         (lambda self, z, f: f + self.last(z * 2), r"last cannot be taken off Then"),
@@ -275,8 +275,11 @@ def test_who_is_refused_for_named_logits_is_told_of_trace() -> None:
 
 
 def test_what_is_wrong_with_named_logits_is_said_by_the_models_own_names() -> None:
-    model = Named(lambda logits, loss: {"logits": logits.softmax(1)})
+    model = Named(lambda logits, loss: {"logits": logits / 2})
     with pytest.raises(EowError, match=r"^score cannot be taken off Named \(what the two say together"):
+        eow.upgrade(model, example=torch.randn(5, 4), trace=False)
+    model = Named(lambda logits, loss: {"logits": logits.softmax(1)})
+    with pytest.raises(EowError, match=r"^Named ends in a softmax, so it gives no logits: let it return what score"):
         eow.upgrade(model, example=torch.randn(5, 4), trace=False)
     model = Named(lambda logits, loss: logits if loss is None else (logits, loss))
     with pytest.raises(EowError, match=r"^in training Named returns a tuple: .* alone there too, without auxiliary"):
@@ -358,3 +361,28 @@ def test_what_is_wrong_with_the_last_layer_is_said_by_its_name() -> None:
         eow.upgrade(Then(lambda self, z, f: f), classes=5, example=torch.randn(5, 4), trace=False)
     with pytest.raises(EowError, match=r"the model has no nn.Linear: end it in one"):
         eow.upgrade(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()), trace=False)
+
+
+class Slow(nn.Module):
+    def __init__(self, calls: list[int]) -> None:
+        super().__init__()
+        self.first, self.last, self.calls = nn.Linear(4, 6), nn.Linear(6, 3), calls
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        copied = Slow(self.calls)
+        copied.load_state_dict(self.state_dict())
+        return copied
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(len(x))
+        return self.last(self.first(x).relu())
+
+
+def test_a_model_that_takes_long_is_run_a_dozen_times() -> None:
+    calls: list[int] = []
+    eow.upgrade((Slow(calls), nn.Linear(3, 3)), example=torch.randn(5, 4))
+    assert len(calls) <= 4
+    body = nn.Sequential(Slow(calls), nn.ReLU(), nn.Linear(3, 3))
+    calls.clear()
+    eow.upgrade(body, example=torch.randn(5, 4), trace=False)
+    assert len(calls) <= 12

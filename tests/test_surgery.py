@@ -288,9 +288,11 @@ def convolutional() -> nn.Module:
         (lambda: nn.Sequential(nn.Flatten(), nn.ReLU()), "no nn.Linear that makes its logits"),
         (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Cosine(8, 3)), "Cosine with a forward of its own"),
         (lambda: nn.Linear(6, 1), "one output, a yes or no"),
+        (lambda: nn.Sequential(nn.Linear(6, 1), nn.Sigmoid()), "0 has one output, a yes or no"),
+        (lambda: Ends(then=lambda f: F.linear(f, torch.eye(3))), "functional.linear.* let an nn.Linear make them"),
         (Twice, "used twice"),
         (tied, "shares its weight with 0"),
-        (hooked, "layer2 has a hook"),
+        (hooked, "layer2 has a hook.* or upgrade it with trace=False"),
         (hooked_head, "fc has a hook"),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), "has a parametrization"),
         (lambda: nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(3)), r"lazy layers.*call model\(x\) once"),
@@ -338,6 +340,8 @@ def test_classes_and_example_are_checked() -> None:
         upgrade(ResNet(), classes=10)
     with pytest.raises(EowError, match="the example is a list"):
         upgrade(ResNet(), example=[1, 2])
+    with pytest.raises(EowError, match="the example is a dict, and a model is called with one tensor"):
+        upgrade(ResNet(), example={"pixel_values": torch.zeros(2, 3, 64, 64)})
     with pytest.raises(EowError, match=r"cannot take a batch of shape \(3, 4, 64, 64\)"):
         upgrade(ResNet(), example=torch.zeros(1, 4, 64, 64))
     with pytest.raises(EowError, match="one row of logits for each input"):
@@ -2192,3 +2196,13 @@ def test_a_head_with_a_forward_of_its_own_may_do_what_linear_does_and_no_more(pa
     for kind in (Cosine, DropsWeights, LowRank, Bounds):
         with pytest.raises(EowError, match=f"{kind.__name__} with a forward of its own"):
             upgrade(whole(kind(8, 3)))
+
+
+@pytest.mark.parametrize("weight", [1e-2, 1.0])
+def test_features_that_are_cut_off_are_told_of(weight: float) -> None:
+    torch.manual_seed(0)
+    model = Scaled(lambda z: z * 1e16)
+    with torch.no_grad():
+        model.head.weight.mul_(weight)
+    with pytest.raises(EowError, match=r"logits reach .*, and of what its last .* nothing counts for more than 1e\+15"):
+        upgrade(model, example=torch.randn(4, 6))

@@ -3,6 +3,7 @@
 ours        mlp.py, vgg.py, resnet.py, wideresnet.py of layers.py; split.py cuts them; fused.py, kernels for training
 of others   surgery.py (eow.upgrade) has one read as a graph, cut in two and widened, step by step:
             refusing.py    what a graph would miss      keeping.py     what it would not keep of a forward
+            allowing.py    what it keeps beside what torch.fx reads
             tracing.py     the graph                    generators.py  whether a forward draws random numbers
             probing.py     a batch it can take          constant.py    what either part can compute for itself
             cutting.py     the two parts                widening.py    the last layer, K to K+1

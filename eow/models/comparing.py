@@ -23,20 +23,30 @@ COARSE, COARSEST = 1e-2, 0.1
 AGAIN = 4  # so often the model is asked again whether it says the same twice
 
 
-def compare(old: Tensor, model: nn.Module, x: Tensor) -> None:
-    """The K logits as they were, and an unknown that nothing chooses."""
-    new = evaluated(model, x)
+def compare(old: Tensor, model: nn.Module, x: Tensor) -> Tensor:
+    """What the model says now: the K logits as they were, and an unknown that nothing chooses."""
+    try:
+        new = evaluated(model, x)
+    except Exception as error:  # whatever somebody else's forward does with one logit more
+        raise EowError(
+            f"with a logit for the unknown the model cannot compute what it did ({first_line(error)}): its forward "
+            f"must not count its logits, nor use them but to return them; {PAIR}"
+        ) from error
     scale = largest(old)
     alike = new.shape == (*old.shape[:-1], old.shape[-1] + 1) and close(
         new[:, :-1], old, TOLERANCE.get(old.dtype, 1e-5) * scale
     )
-    if not alike and scale > FARTHEST:
-        raise EowError(f"the model's logits reach {scale:.2g}, no features may be as large: normalise them")
+    if not alike and scale > FARTHEST / 1e3:  # weights are smaller than 1, and there are many
+        raise EowError(
+            f"the model's logits reach {scale:.2g}, and of what its last linear layer reads nothing counts for more "
+            f"than {FARTHEST:.0g}: train the model first, or let it normalise them"
+        )
     if not alike:
         raise EowError(
             "cut in two, the model says something else than before: its forward must depend on nothing but its input, "
             f"and its last linear layer must make the logits; {PAIR}"
         )
+    return new
 
 
 class Said(NamedTuple):

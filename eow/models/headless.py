@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from eow.errors import EowError
 from eow.models.comparing import (
@@ -60,7 +61,7 @@ def without_head(whole: nn.Module, classes: int | None, example: Any, original: 
         raise EowError("the model has no nn.Linear: end it in one, whose outputs are the logits")
     refuse_arguments(whole)
     speaking: nn.Module = Logits(whole)
-    x = probe(speaking, whole.modules(), example)
+    x, logits = probe(speaking, whole.modules(), example)
     alone = isinstance(evaluated(whole, x), Tensor)
     speaking = whole if alone else speaking
     path, head = last_to_speak(speaking, linears, x)
@@ -78,19 +79,26 @@ def without_head(whole: nn.Module, classes: int | None, example: Any, original: 
                 body.set_submodule(name, nn.Identity().train(head.training))
     parts = SplitModel(body if alone else Logits(body), head)
     parts.training = whole.training
-    refuse_other(speaking, parts, path, x, original)
+    refuse_other(speaking, parts, path, x, logits, original)
     return parts
 
 
-def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, original: nn.Module) -> None:
+def refuse_other(
+    whole: nn.Module, parts: SplitModel, path: str, x: Tensor, logits: Tensor, original: nn.Module
+) -> None:
     """An error where the last linear layer does not have the last word."""
-    logits = evaluated(whole, x)
     try:
         found = evaluated(parts, x)
         why = "" if alike(found, logits) else "what the two say together is something else"
         why = why or ("" if comes_out(whole, parts, logits, x) else "what that layer says does not come out as it is")
     except Exception as error:  # whatever somebody else's forward does with what is no longer a linear layer
         why = first_line(error)
+    last = squashed(whole, parts.tail, logits, x) if why else None
+    if last:
+        raise EowError(
+            f"{type(original).__name__} ends in a {last}, so it gives no logits: let it return what {path} says, and "
+            "train with cross-entropy, which has the softmax in it"
+        )
     if why:
         raise EowError(
             f"{path} cannot be taken off {type(original).__name__} ({why}): its forward must call that layer once, "
@@ -123,6 +131,22 @@ def refuse_other(whole: nn.Module, parts: SplitModel, path: str, x: Tensor, orig
         raise EowError(f"in training, without its last linear layer, {path}, the model {other}; {PAIR}")
 
 
+def squashed(whole: nn.Module, head: nn.Module, logits: Tensor, x: Tensor) -> str | None:
+    """What turns the last layer's logits into probabilities, if something does."""
+    said: list[Tensor] = []
+    handle = head.register_forward_hook(lambda module, args, output: said.append(output))
+    try:
+        evaluated(whole, x)
+    finally:
+        handle.remove()
+    if not said or same(said[-1], logits):
+        return None
+    for name in ("softmax", "log_softmax"):
+        if alike(getattr(said[-1], name)(-1), logits):
+            return name
+    return next((name for name in ("sigmoid", "logsigmoid") if alike(getattr(F, name)(said[-1]), logits)), None)
+
+
 def comes_out(whole: nn.Module, parts: SplitModel, logits: Tensor, x: Tensor) -> bool:
     """Whether the model would return large logits of either sign too, as the last layer says them: a clamp after it,
     or a relu, may have had nothing to do so far."""
@@ -153,6 +177,8 @@ def alike(found: Any, logits: Tensor) -> bool:
 
 def last_to_speak(model: nn.Module, linears: list[tuple[str, nn.Linear]], x: Tensor) -> tuple[str, nn.Linear]:
     """The linear layer that says what the model returns, or else the last that is registered."""
+    if len(linears) == 1:
+        return linears[0]
     said: dict[str, Tensor] = {}
     handles = [
         layer.register_forward_hook(lambda module, args, output, path=path: said.update({path: output}))

@@ -1,6 +1,6 @@
 """A batch that somebody else's model can take, and what the model says of it, without a trace left in the model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,14 +20,19 @@ AS_IT_WANTS = "pass example=, a batch of inputs as it wants them"
 SMALL, LARGE = 2, 3  # two batch sizes: what differs between them depends on the batch
 
 
-def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Tensor:
-    """A batch that the model can take: rows of the example, random ones of its shape where they are one number all over
-    or not finite, or of a shape guessed from the first layer."""
+def probe(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> tuple[Tensor, Tensor]:
+    """A batch that the model can take, and its logits: rows of the example, random ones of its shape where they are one
+    number all over or not finite, or of a shape guessed from the first layer."""
     tensors = [*model.parameters(), *model.buffers()]
     device = tensors[0].device if tensors else torch.device("cpu")
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
     generator = torch.Generator().manual_seed(0)
     if example is not None:
+        if isinstance(example, Mapping):
+            raise EowError(
+                f"the example is a {type(example).__name__}, and a model is called with one tensor: pass one, and wrap "
+                "a model that takes more in one whose forward makes the rest of it"
+            )
         x = torch.as_tensor(example) if isinstance(example, Tensor | np.ndarray) else None
         if x is None or x.dim() < 2 or not len(x):
             raise EowError(
@@ -70,8 +75,8 @@ def shapes_for(layers: Iterable[nn.Module]) -> Iterator[tuple[int, ...]]:
         return
 
 
-def rows_out(model: nn.Module, x: Tensor) -> Tensor:
-    """`x`, if the model gives a row of logits for each of its rows."""
+def rows_out(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """`x` and the model's logits, if it gives a row of them for each of its rows."""
     try:
         logits = evaluated(model, x)
     except Exception as error:  # whatever somebody else's forward raises
@@ -87,7 +92,7 @@ def rows_out(model: nn.Module, x: Tensor) -> Tensor:
         )
     if not logits.isfinite().any():
         raise EowError(f"the model's logits for a batch of shape {tuple(x.shape)} are not numbers: {AS_IT_WANTS}")
-    return x
+    return x, logits
 
 
 def evaluated(module: nn.Module, x: Tensor) -> Any:

@@ -36,7 +36,7 @@ def refuse_hooks(model: nn.Module) -> None:
         if not taken_whole(module, path) and any(getattr(module, kind) for kind in HOOKS):
             raise EowError(
                 f"{path or 'the model'} has a hook, which would be lost when the model is cut: remove it first and "
-                "register it again on the upgraded model"
+                f"register it again on the upgraded model, {WHOLE}"
             )
 
 

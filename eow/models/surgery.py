@@ -184,7 +184,7 @@ def read(
             "would undo: give what reads them weights of its own"
         )
     layers = (layer for module in called for layer in module.modules())  # of a closed one what is in it
-    x = probe(Part(traced.parts, traced.graph), layers, example)
+    x, _ = probe(Part(traced.parts, traced.graph), layers, example)
     changing = changed_in_training(whole, x) if traced.baked else set()
     stale = {where: name for name, where in traced.baked if name in changing}
     if ROOT in stale:
@@ -247,7 +247,7 @@ def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, examp
         for path, module in parts.tail.named_modules():
             refuse_quantized(path or "the tail", module)
         raise EowError("the tail has no nn.Linear to serve as head: let it end in the model's last linear layer")
-    x = probe(parts, parts.modules(), example)
+    x, old = probe(parts, parts.modules(), example)
     path, old_head = last_to_speak(parts, linears, x)
     head = checked_head(old_head, path or "tail", parts, classes)
     if any(module is head for module in parts.encoder.modules()):
@@ -259,7 +259,7 @@ def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, examp
                 f"the encoder returns {described(each)} for {len(x)} inputs{when}: let it return one floating-point "
                 "tensor with a row for each, for example the pooled output"
             )
-    old, wide = evaluated(parts, x), widened(head, unknown)
+    wide = widened(head, unknown)
     tail: nn.Module = wide
     if path:
         parts.tail.set_submodule(path, wide)
@@ -269,9 +269,9 @@ def upgraded_pair(parts: SplitModel, cut: str | None, classes: int | None, examp
     said: list[Tensor] = []
     handle = wide.register_forward_hook(lambda module, args, output: said.append(output))
     try:
-        compare(old, result, x)
+        new = compare(old, result, x)
         # A softmax after the head would pass the comparison: so low does the unknown start.
-        if not said or not torch.equal(said[-1], evaluated(result, x)):
+        if not said or not torch.equal(said[-1], new):
             raise EowError("the tail changes what its last linear layer says: let it return those logits as they are")
     except Exception:
         if path:

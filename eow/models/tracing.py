@@ -5,7 +5,9 @@ training than in evaluation, or that does what a graph does not keep: the graph 
 Only the outermost `forward` has to be traceable.
 """
 
+import inspect
 import operator
+import sys
 import threading
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -18,6 +20,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from eow.errors import EowError
+from eow.models.allowing import einops_functions, guarded, sized
 from eow.models.generators import content, forked, generators, own_generators
 from eow.models.keeping import (
     Derived,
@@ -80,7 +83,10 @@ class ModuleTracer(fx.Tracer):
     """torch.fx's tracer, which also remembers what every module returned and inside which module a node was made."""
 
     def __init__(self, closed: set[str]) -> None:
-        super().__init__(param_shapes_constant=True)
+        functions = einops_functions()
+        super().__init__(param_shapes_constant=True, autowrap_functions=tuple(functions))
+        if functions:
+            self._autowrap_search.append(sys.modules["einops"])  # where they are called as einops.rearrange
         self.closed = closed
         self.within = [ROOT]
         self.culprit: str | None = None  # the innermost module that could not be traced
@@ -102,7 +108,10 @@ class ModuleTracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self.thread:
             return forward(*args, **kwargs)
-        path = self.path_of_module(m)
+        try:
+            path = self.path_of_module(m)
+        except NameError:  # made on the way: a slice of an nn.Sequential, or nn.ReLU()(x)
+            return forward(*args, **kwargs)
         if self.is_leaf_module(m, path):
             returned = super().call_module(m, forward, args, kwargs)  # a node: nothing of it is run
         else:
@@ -130,6 +139,18 @@ class ModuleTracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> Value:
         return Value(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """An assert, or an `if` before a raise, is kept: it is taken to hold, and is asked at every call."""
+        frame = inspect.currentframe()
+        asking = frame.f_back.f_back if frame and frame.f_back else None  # bool() lies between
+        wanted = guarded(asking)
+        if wanted is None or asking is None:
+            return super().to_bool(obj)
+        holds = obj if wanted else obj == False  # noqa: E712 (`not obj` would ask again)
+        words = f"what {asking.f_code.co_qualname} asks of its input does not hold"
+        self.create_proxy("call_function", torch._assert, (holds, words), {})
+        return wanted
 
     def create_arg(self, a: Any) -> Any:
         """A tensor that is not a node becomes a constant of the graph, unless it is a buffer itself, and a number of
@@ -166,7 +187,14 @@ def trace(model: nn.Module, apart: Iterable[str] = ()) -> Traced:
             tracer, root = ModuleTracer(closed), Whole(model)
             tracer.derived, tracer.generators, tracer.stores = Derived(root), own_generators(model), stores_of(model)
             try:
-                with in_mode(model, training), kept(model), forked(model), undisturbed(), tracer.derived:
+                with (
+                    in_mode(model, training),
+                    kept(model),
+                    forked(model),
+                    undisturbed(),
+                    tracer.derived,
+                    sized(),
+                ):
                     readings.append((tracer, tracer.trace(root), root))
             except Exception as error:
                 culprit = tracer.culprit

@@ -131,8 +131,7 @@ def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) ->
         raise EowError(
             f"{path} is a {type(head).__name__} with a forward of its own: end the model in a plain nn.Linear"
         )
-    if head.out_features < 2:
-        raise EowError(f"{path} has one output, a yes or no: give the model one output for each class, at least 2")
+    refuse_one(head, path)
     if classes is not None and classes != head.out_features:
         raise EowError(
             f"classes is {classes}, but the model's last linear layer, {path}, has {head.out_features} outputs: "
@@ -157,6 +156,11 @@ def checked_head(head: Any, path: str, model: nn.Module, classes: int | None) ->
                 f"({path}.weight = nn.Parameter({path}.weight.detach().clone()))"
             )
     return head
+
+
+def refuse_one(head: nn.Linear, path: str) -> None:
+    if head.out_features < 2:
+        raise EowError(f"{path} has one output, a yes or no: give the model one output for each class, at least 2")
 
 
 def keeps_logits(node: fx.Node) -> bool:
@@ -192,6 +196,10 @@ def find_head(traced: Traced, model: str) -> fx.Node:
     last = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
     where = f"{node.target} ({last})" if module is not None else last
     if last in SOFTMAXES:
+        before = node.all_input_nodes[0]
+        said_by = traced.parts.get(str(before.target)) if before.op == "call_module" else None
+        if isinstance(said_by, nn.Linear):
+            refuse_one(said_by, str(before.target))
         remedy = f"model.set_submodule({node.target!r}, torch.nn.Identity())" if module is not None else "remove it"
         raise EowError(
             f"{model} ends in {where}, so it gives no logits: {remedy}, and train with cross-entropy, which has the "
@@ -202,6 +210,11 @@ def find_head(traced: Traced, model: str) -> fx.Node:
             f"the model's last linear layer lies in {where}, which torch.fx cannot trace: simplify it, {WHOLE}"
         )
     refuse_quantized(str(node.target), module)
+    if node.target is F.linear:
+        raise EowError(
+            f"{model} makes its logits by functional.linear, of parameters of its own: let an nn.Linear make them, "
+            "which may be given the same weight and bias"
+        )
     if not any(isinstance(part, nn.Linear) for part in traced.parts.values()):
         convolution = any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in traced.parts.values())
         instead = ": replace its convolution head by a pool, nn.Flatten and an nn.Linear" if convolution else (
