@@ -156,7 +156,7 @@ def rows_of(
         layout = torch.channels_last if z.dim() == 4 and cuda else torch.contiguous_format
         z = z.contiguous(memory_format=layout)
         settings: dict[str, Any] = {"steps": options["steps"], "step": 2.0, "noise": 1e-3}
-        radius = method.trust_radius(z)
+        radius = method.trust_radius(z, method.stream)
         sampler = Sampler(method.model.tail, "paper", **settings)
         row["chain"] = timed(
             lambda s=sampler, z=z, r=radius, m=method: s(z, r, m.stream, autocast=cuda and not tf32),
@@ -169,7 +169,7 @@ def rows_of(
 
             def reference(method: Any = slow[1], z: Tensor = z, settings: dict[str, Any] = settings) -> None:
                 with torch.autocast(place.device.type, torch.bfloat16, enabled=cuda and not tf32):
-                    trust = method.trust_radius(z)
+                    trust = method.trust_radius(z, method.stream)
                     run_chain(method.model.tail, z, "paper", trust=trust, generator=method.stream, **settings)
 
             row["chain_reference"] = timed(reference, place.device, max(3, repeats // 5), warm_up=2)

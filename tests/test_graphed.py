@@ -123,7 +123,7 @@ def test_linear_tail_is_the_closed_form() -> None:
 
 
 @pytest.mark.parametrize("energy", ENERGIES)
-@pytest.mark.parametrize("trust", [None, 0.3])
+@pytest.mark.parametrize("trust", [None, 0.3, (0.0, 0.02, 0.3, 5.0)])
 @pytest.mark.parametrize(
     ("name", "shape", "options", "cut"),
     [
@@ -135,7 +135,9 @@ def test_chain_equals_the_reference_under_the_same_noise(energy, trust, name, sh
     """After every number of steps: the whole path, not only its end."""
     model = net(name, shape, options, cut, torch.float32)
     z = latent(model, shape)
-    radius = None if trust is None else torch.tensor(trust * z.flatten(1).norm(dim=1).mean().item())
+    radius = None if trust is None else torch.tensor(trust) * z.flatten(1).norm(dim=1).mean()
+    if isinstance(trust, tuple):
+        radius = radius.repeat(len(z))[: len(z)]  # one a chain
     for steps in range(4):
         settings = {**SETTINGS, "steps": steps}
         expected = run_chain(model.tail, z, energy, trust=radius, generator=stream(7), **settings)

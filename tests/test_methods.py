@@ -8,6 +8,7 @@ import torch
 from problems import blobs, small_model
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
+from scipy.stats import kstest
 from torch import Tensor
 
 from eow.config import resolve
@@ -173,6 +174,19 @@ def test_trust_is_counted_in_mean_feature_norms() -> None:
     assert method.counters() == {}
 
 
+def test_spread_distances_are_uniform_up_to_the_trust() -> None:
+    """Of chains that would all leave the trust region, each ends at a bound of its own."""
+    method, (x, y) = make(start="features", chains=400, steps=50, step=50.0, trust=0.5, distances="spread"), batch()
+    z = method.model.encoder(x).detach()
+    starts = z.repeat(400, 1)[:400]
+    method.starts.draw = lambda z, y, stream: starts  # type: ignore[method-assign]
+    moved = (method.draw_negatives(z, y) - starts).norm(dim=1) / (0.5 * z.norm(dim=1).mean())
+    assert kstest(moved.numpy(), "uniform").pvalue > 0.01
+    assert method.counters()["capped"] == 400
+    again = (method.draw_negatives(z, y) - starts).norm(dim=1) / (0.5 * z.norm(dim=1).mean())
+    assert (again - moved).abs().mean() > 0.2  # 1/3, if they are drawn anew
+
+
 def test_predictions_add_up_and_keep_the_k_plus_1_confidence() -> None:
     x, _ = batch()
     for name in ("vanilla", "eow"):  # all methods: test_method_contract.py
@@ -225,6 +239,7 @@ def test_softmax_is_taken_in_float32() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"lam": 0.0}, {"trust": -1.0}, {"start": "moon"}, {"chains": 0}, {"steps": -1}, {"step": 0.0}, {"noise": "x"},
+     {"trust": 0.0, "distances": "spread"}, {"distances": "far"},
      {"start_epoch": -1}, {"start": "noise", "start_width": 0.0}, {"start": "buffer", "buffer_size": 0},
      {"start": "buffer", "restart": 2.0}],
 )  # fmt: skip

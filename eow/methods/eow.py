@@ -69,6 +69,7 @@ class EOWOptions(NoOptions):
     step: float = 2.0
     noise: float | str = 1e-3  # its standard deviation, or "langevin" for sqrt(step)
     trust: float = 1.0  # how far a chain may go, in mean feature norms of the batch; 0: as far as it likes
+    distances: Literal["one", "spread"] = "one"  # spread: each chain may go a share of `trust` of its own, U(0, 1)
     encoder: Literal["detached", "joint"] = "detached"  # joint: the energy term trains it too, through the starts
     negatives: Literal["eval", "train"] = "eval"  # mode of the tail on negatives: eval leaves batch statistics alone
 
@@ -121,6 +122,8 @@ class EOW(Method):
             raise EowError(
                 f"method.steps is {options.steps} and method.step {options.step}: they must be at least 0 and above 0"
             )
+        if options.distances == "spread" and not options.trust:
+            raise EowError("method.distances=spread shares out method.trust, which is 0: give it a number above 0")
         self.shift = options.shift  # what is wrong with it is said now, not after training
         if (self.shift or options.calibrate == "holdout" or options.onset == "settled") and model.head.bias is None:
             raise EowError(
@@ -200,7 +203,7 @@ class EOW(Method):
         that a gradient reaches the encoder through the start."""
         o = self.options
         start = self.starts.draw(z if o.encoder == "joint" else z.detach(), y, self.stream)
-        trust = self.trust_radius(z.detach())
+        trust = self.trust_radius(z.detach(), self.stream)
         if self.sampler is None or self.sampler.tail is not self.model.tail:
             self.sampler = Sampler(self.model.tail, o.energy, steps=o.steps, step=o.step, noise=o.noise)
         chain = self.sampler(start, trust, self.stream, autocast=torch.is_autocast_enabled(start.device.type))
@@ -208,8 +211,14 @@ class EOW(Method):
         self.tally.add(chain)
         return chain.z if o.encoder == "detached" else start + (chain.z - start).detach()
 
-    def trust_radius(self, z: Tensor) -> Tensor | None:
-        return self.options.trust * mean_norm(z) if self.options.trust else None
+    def trust_radius(self, z: Tensor, generator: torch.Generator) -> Tensor | None:
+        """How far the chains may go: one number for all, or one each, so that some end near the data and some far."""
+        if not self.options.trust:
+            return None
+        radius = self.options.trust * mean_norm(z)
+        if self.options.distances == "one":
+            return radius
+        return radius * torch.rand(self.options.chains, generator=generator, device=z.device)
 
     def counters(self) -> dict[str, float]:
         """What the chains did since the last call (`Tally.read`). Once a training it warns that they climb, though they

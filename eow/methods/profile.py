@@ -29,7 +29,7 @@ def profile_of(method: Any, train: Any) -> dict[str, Any] | None:
         z = method.model.encoder(x)
         chain = run_chain(
             method.model.tail, starts.draw(z, y, generator), o.energy, steps=o.steps, step=o.step, noise=o.noise,
-            trust=method.trust_radius(z), generator=generator,
+            trust=method.trust_radius(z, generator), generator=generator,
         )  # fmt: skip
     places = torch.linspace(0, o.steps, min(o.steps, MOST_STEPS) + 1, dtype=torch.float64).round().long()
     energy = chain.energy.double().cpu()[places]
