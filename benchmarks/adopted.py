@@ -2,6 +2,7 @@
 energy term and beside detectors that need no training.
 
     EOW_DATA=... OMP_NUM_THREADS=1 python benchmarks/adopted.py --out runs/adopted --data mnist fashion_mnist
+    EOW_DATA=... OMP_NUM_THREADS=1 python benchmarks/adopted.py --out runs/search --data mnist --search
     python benchmarks/adopted.py --out runs/adopted --table     # of what is there; nothing is trained
 
 A small convolutional network learns eight of ten classes with `eow.fit(..., method="vanilla")`. From these weights,
@@ -15,6 +16,9 @@ All fit what they fit to the same held-out training images. Unknowns are the tes
 (`unseen`), other data sets, the known test images with their pixels permuted, and uniform noise. The detectors score
 the features before the head: `mahalanobis`, the distance to the nearest class mean under the classes' common
 covariance (Lee et al. 2018), and `knn`, the cosine distance to the 50th nearest training image (Sun et al. 2022).
+
+With --search other settings stand beside the defaults, and nothing of a test set is read: other training images take
+the place of the test images, training images of the two other classes and of one other data set those of the unknowns.
 """
 
 import argparse
@@ -43,6 +47,15 @@ MOST = 5000  # images of another data set
 NEIGHBOUR = 50
 AFTER = 5  # epochs, of every variant
 VARIANTS: dict[str, dict[str, Any]] = {"eow": {}, "no steps": {"steps": 0}}
+SEARCHED: dict[str, dict[str, Any]] = {
+    **VARIANTS,
+    "λ .01": {"lam": 0.01},
+    "spread": {"distances": "spread"},
+    "λ .01, spread": {"lam": 0.01, "distances": "spread"},
+    "λ .005, spread": {"lam": 0.005, "distances": "spread"},
+    "λ .01, spread, late": {"lam": 0.01, "distances": "spread", "start_epoch": 3},
+    "λ .01, settled": {"lam": 0.01, "onset": "settled", "start_epoch": 3},
+}
 TASKS: dict[str, dict[str, Any]] = {
     "mnist": {"images": 12_000, "width": 16, "epochs": 5, "others": ("fashion_mnist", "notmnist")},
     "fashion_mnist": {"images": 12_000, "width": 16, "epochs": 10, "others": ("mnist", "notmnist")},
@@ -65,21 +78,26 @@ def images_of(name: str, split: str, most: int | None = None) -> tuple[Tensor, T
     return torch.from_numpy(np.array(found.inputs[:most])).float() / 255, torch.from_numpy(found.labels[:most]).long()
 
 
-def data_of(name: str, seed: int) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
+def data_of(name: str, seed: int, search: bool) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
     """train, held and test as (x, y) of the known classes, and the unknowns by name."""
-    task, stream = TASKS[name], np.random.default_rng(seed)
+    task, stream = TASKS[name], np.random.default_rng(seed + 1000 * search)
     x, y = images_of(name, "train")
-    chosen = torch.from_numpy(stream.permutation(np.flatnonzero(y < KNOWN)))[: task["images"] + HELD]
-    sets = {"train": (x[chosen[HELD:]], y[chosen[HELD:]]), "held": (x[chosen[:HELD]], y[chosen[:HELD]])}
-    x, y = images_of(name, "test")
-    sets["test"] = (x[y < KNOWN], y[y < KNOWN])
-    shape, some = x.shape[1:], x[y < KNOWN][:MOST].flatten(1)
-    order = torch.from_numpy(np.argsort(stream.random(some.shape), axis=1))
+    order, ends = torch.from_numpy(stream.permutation(np.flatnonzero(y < KNOWN))), HELD + task["images"]
+    held, train, rest = order[:HELD], order[HELD:ends], order[ends:][:MOST]
+    sets = {"train": (x[train], y[train]), "held": (x[held], y[held]), "test": (x[rest], y[rest])}
+    unseen, others = x[y >= KNOWN][:MOST], task["others"]
+    if search:
+        others = others[:1]
+    else:
+        x, y = images_of(name, "test")
+        sets["test"], unseen = (x[y < KNOWN], y[y < KNOWN]), x[y >= KNOWN]
+    some = sets["test"][0][:MOST].flatten(1)
+    shuffled = some.gather(1, torch.from_numpy(np.argsort(stream.random(some.shape), axis=1)))
     return sets, {
-        "unseen": x[y >= KNOWN],
-        **{other: images_of(other, "test", MOST)[0] for other in task["others"]},
-        "permuted": some.gather(1, order).view(-1, *shape),
-        "noise": torch.from_numpy(stream.random((2000, *shape)).astype(np.float32)),
+        "unseen": unseen,
+        **{other: images_of(other, "train" if search else "test", MOST)[0] for other in others},
+        "permuted": shuffled.view(-1, *x.shape[1:]),
+        "noise": torch.from_numpy(stream.random((2000, *x.shape[1:])).astype(np.float32)),
     }
 
 
@@ -141,8 +159,8 @@ def measured(model: eow.SplitModel, sets: Any, unknowns: Any) -> dict[str, Any]:
     }
 
 
-def one_seed(name: str, seed: int) -> dict[str, Any]:
-    sets, unknowns = data_of(name, seed)
+def one_seed(name: str, seed: int, search: bool) -> dict[str, Any]:
+    sets, unknowns = data_of(name, seed, search)
     torch.manual_seed(seed)
     layers = network(sets["train"][0].shape[1], TASKS[name]["width"])
 
@@ -155,7 +173,7 @@ def one_seed(name: str, seed: int) -> dict[str, Any]:
     started = time.process_time()
     longer = vanilla(AFTER, copy.deepcopy(layers))
     found["longer"] = {"seconds": time.process_time() - started} | measured(longer, sets, unknowns)
-    for variant, options in VARIANTS.items():
+    for variant, options in (SEARCHED if search else VARIANTS).items():
         started = time.process_time()
         model = eow.upgrade(layers.eval(), example=sets["train"][0][:2])
         eow.fit(model, sets["train"], epochs=AFTER, seed=seed, device="cpu", holdout=sets["held"], **options)
@@ -180,14 +198,17 @@ def p_value(one: list[float], other: list[float]) -> str:
 
 def known_table(name: str, runs: list[dict[str, Any]]) -> None:
     rows = []
-    for variant in ("before", "longer", *VARIANTS):
+    for variant in runs[0]:
         figures = {key: [run[variant][key] for run in runs] for key in ("accuracy", "ece", "null", "nll", "unknown")}
         row = [variant, *(spread(figures[key], 100, 2) for key in ("accuracy", "ece", "null"))]
-        row += [spread(figures["nll"], 1, 4), p_value(figures["nll"], [run["longer"]["nll"] for run in runs])]
+        row.append(
+            f"{spread(figures['nll'], 1, 4)} ({p_value(figures['nll'], [run['longer']['nll'] for run in runs])})"
+        )
         times = [run[variant]["seconds"] / run["longer"]["seconds"] for run in runs if variant != "before"]
         rows.append([*row, spread(figures["unknown"], 1, 4), spread(times, 1, 2) if times else "-"])
-    header = ["network", "accuracy %", "ECE %", "null", "NLL", "p, to longer", "mean unknown", "time / longer"]
-    print_table(f"{name}: known classes ({len(runs)} seeds)", header, rows)
+    header = ["network", "accuracy %", "ECE %", "null", "NLL", "mean unknown", "time / longer"]
+    note = "in brackets p against longer (paired t-test over seeds)"
+    print_table(f"{name}: known classes ({len(runs)} seeds)", header, rows, note)
 
 
 def unknown_table(name: str, runs: list[dict[str, Any]]) -> None:
@@ -195,7 +216,9 @@ def unknown_table(name: str, runs: list[dict[str, Any]]) -> None:
         return [run[variant]["auroc"][kind][score] for run in runs]
 
     kinds, rows = list(runs[0]["eow"]["auroc"]), []
-    for variant, score in COLUMNS:
+    for variant, score in [*COLUMNS, *((variant, "unknown") for variant in runs[0] if variant not in VARIANTS)]:
+        if score not in runs[0][variant]["auroc"]["unseen"]:
+            continue
         found = {kind: (of(variant, kind, score), of("eow", kind, "unknown")) for kind in kinds}
         rows.append([f"{variant}: {score}", *(f"{spread(one)} ({p_value(one, best)})" for one, best in found.values())])
     note = "in brackets p against eow: unknown (paired t-test over seeds)"
@@ -207,6 +230,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", type=whole, default=5, help="how many")
     parser.add_argument("--out", type=Path, required=True, help="a folder; what is there already is not run again")
+    parser.add_argument("--search", action="store_true", help="compare settings on training data alone, not the tests")
     parser.add_argument("--table", action="store_true", help="show the figures that are there, and train nothing")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -214,7 +238,7 @@ def main() -> None:
         for seed in range(arguments.seeds):
             path = arguments.out / f"{name}-{seed}.json"
             if not path.exists():
-                path.write_text(json.dumps(one_seed(name, seed), indent=1))
+                path.write_text(json.dumps(one_seed(name, seed, arguments.search), indent=1))
     for name in TASKS:
         if runs := [json.loads(path.read_text()) for path in sorted(arguments.out.glob(f"{name}-*.json"))]:
             known_table(name, runs)
