@@ -29,6 +29,11 @@ start)
 work)
     bench jem-30 full jem '[1, 2]'
     bench ensemble-15 quick ensemble '[0, 1, 2]'
+    for seed in 0 1; do  # records/2026-11-19_spread/plan.md
+        python benchmarks/recipe.py records/2026-11-19_spread/variants.json --data "${SEARCHED:-cifar100}" --model "${NETWORK:-resnet50}" \
+            --epochs 30 --branch 0.8334 --holdout 0.118 --allow-unofficial --seed "$seed" --out "$rest/logs/spread-$seed.json" \
+            >"$rest/logs/spread-$seed.txt" 2>&1 || true
+    done
     python benchmarks/speed.py --modern >"$rest/logs/speed-modern.txt" 2>&1 || true
     python -m pytest -q tests/test_graphed.py tests/test_fused.py >"$rest/logs/tests.txt" 2>&1 || true
     bench ensemble-30 full ensemble '[0]'
