@@ -27,13 +27,18 @@ from eow.data import load
 
 HALVES = "noise:0.5,mixed:0.5"
 VARIANTS: dict[str, dict[str, Any]] = {  # the first are the defaults
-    "quadratic, features, λ .02": {},
-    "quadratic, features, λ .02, settled": {"onset": "settled"},
-    "quadratic, features, no steps, λ .02": {"steps": 0},
-    "quadratic, features, λ .1": {"lam": 0.1},
-    "quadratic, noise and mixed, λ .1": {"lam": 0.1, "start": HALVES},
-    "linear, features, λ .02": {"unknown_logit": "linear"},
-    "linear, noise and mixed, λ .1": {"unknown_logit": "linear", "lam": 0.1, "start": HALVES},
+    "quadratic, features, λ .01, spread": {},
+    "quadratic, features, λ .01, spread, settled": {"onset": "settled"},
+    "quadratic, features, no steps, λ .01": {"steps": 0},
+    "quadratic, features, λ .01": {"distances": "one"},
+    "quadratic, features, λ .005, spread": {"lam": 0.005},
+    "quadratic, features, λ .02, spread": {"lam": 0.02},
+    "quadratic, features, λ .02": {"lam": 0.02, "distances": "one"},
+    "quadratic, features, no steps, λ .02": {"lam": 0.02, "steps": 0},
+    "quadratic, features, λ .1": {"lam": 0.1, "distances": "one"},
+    "quadratic, noise and mixed, λ .1": {"lam": 0.1, "start": HALVES, "distances": "one"},
+    "linear, features, λ .02": {"unknown_logit": "linear", "lam": 0.02, "distances": "one"},
+    "linear, noise and mixed, λ .1": {"unknown_logit": "linear", "lam": 0.1, "start": HALVES, "distances": "one"},
 }
 
 

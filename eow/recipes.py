@@ -31,6 +31,9 @@ CONTROLS = ("feature_negatives", "noise_negatives", "mixed_negatives", "vos")
 # have it too, so that they differ from EOW in their negatives alone. Chosen on held-out training data: the chains in
 # records/2026-11-15_recipe, the energy term of a network trained from scratch in records/2026-11-16_recipe-30.
 FROM_SCRATCH: Table = {"lam": 0.01, "start_epoch": 0.83, "onset": "settled"}
+# Of a network that is trained already, which has its energy term from the first step: negatives near its data and far.
+# records/2026-11-19_adopted; not yet compared for networks that are trained from scratch.
+UPGRADED: Table = {"distances": "spread"}
 FITTED: Table = {"calibrate": "holdout", "unknown_rate": 0.002}
 MODERN_EOW: Table = {
     "data": {"holdout": "auto"},

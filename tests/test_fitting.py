@@ -450,7 +450,7 @@ def test_the_temperature_of_held_out_data_is_in_the_head(trained: nn.Module, dig
     assert after.softmax(1)[:, -1].mean() == pytest.approx(float(before.softmax(1)[:, -1].mean()), rel=1e-3)
     assert at_rate.softmax(1)[:, -1].mean() == pytest.approx(0.05, rel=1e-3)
     assert recipe.softmax(1)[:, -1].mean() == pytest.approx(0.002, rel=1e-3)
-    assert float(helped.odds) == pytest.approx(0.02)
+    assert float(helped.odds) == pytest.approx(0.01)
     assert float(stated.odds) == pytest.approx(0.05 / 0.95)
 
 

@@ -54,7 +54,7 @@ CLIMB = 0.5  # of the chains' mean energy over an epoch, from which on it is wor
 class EOWOptions(NoOptions):
     name: ClassVar[str] = "eow"
     energy: Literal["paper", "proof", "complement"] = "paper"
-    lam: float = 0.02  # λ, the weight of the energy term
+    lam: float = 0.01  # λ, the weight of the energy term
     unknown_rate: float | str = "trained"  # the share of unknowns that the finished network expects: λ/(1+λ) or ρ
     calibrate: Literal["none", "holdout"] = "none"  # holdout: a temperature and ρ are fitted to data.holdout at the end
     start_epoch: int | float = 0  # the energy term's first epoch (from 0); below 1, a share of the epochs

@@ -23,7 +23,7 @@ from eow.own.batches import (
     is_arrays,
     outlier_loader,
 )
-from eow.own.loss import OutlierEOW, begin, floating_type, needs_split
+from eow.own.loss import OutlierEOW, begin, floating_type, needs_split, upgraded_term
 from eow.own.predict import as_sentence, check_rows, takes
 from eow.recipes import FITTED, FROM_SCRATCH
 from eow.seeds import derive, own_randomness
@@ -60,9 +60,9 @@ def fit(
     method's settings: `eow.fit(model, loader, lam=0.05, start="mixed")`.
 
     For `eow` the head must have one output more than there are classes; `eow.upgrade` sees to that. An upgraded model
-    is trained already, so its energy term is on from the first epoch. Any other model's begins late, as in the recipe
-    `modern`, with a head that is settled first if it has a bias and may change. A later fit without `holdout` trains at
-    the prior odds λ again.
+    is trained already, so its energy term is on from the first epoch, and its chains go different distances
+    (`distances="spread"`). Any other model's begins late, as in the recipe `modern`, with a head that is settled first
+    if it has a bias and may change. A later fit without `holdout` trains at the prior odds λ again.
 
     Parameters without `requires_grad` stay as they are until something is fitted to `holdout` or shifted to
     `unknown_rate`; so do the running statistics of norm layers whose parameters are all frozen. Where the unknown of an
@@ -157,8 +157,8 @@ def settings_of(wishes: dict[str, Any], upgraded: bool) -> TrainConfig:
 def options_of(kind: type[Method], model: SplitModel, options: dict[str, Any], held_out: bool) -> Any:
     """The method's options over `eow.fit`'s own defaults. What could not be kept or fitted in memory is refused."""
     upgraded = isinstance(model, UpgradedModel)
-    if not upgraded and issubclass(kind, EOW):
-        options = {**late_term(model, options), **options}
+    if issubclass(kind, EOW):
+        options = {**(upgraded_term if upgraded else late_term)(model, options), **options}
     if held_out and issubclass(kind, EOW):
         options = {**(FITTED if upgraded else {"calibrate": "holdout"}), **options}
     chosen = build(kind.Options, {key: as_python(value) for key, value in options.items()}, "method")

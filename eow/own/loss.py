@@ -27,6 +27,7 @@ from eow.models.split import unwrapped
 from eow.models.surgery import UpgradedModel
 from eow.models.widening import WidenedOpenLinear
 from eow.own.batches import check_dense, check_finite, check_range, labels_of
+from eow.recipes import UPGRADED
 from eow.sampling import NEGATIVE_LOSSES
 from eow.seeds import derive
 from eow.training.distributed import mean_over_ranks, rank_and_world
@@ -80,6 +81,12 @@ def measure_features(model: UpgradedModel, x: Tensor, world: int) -> None:
         handle.remove()
     squares = float(read[-1].double().square().sum(-1).mean())
     head.measure(mean_over_ranks([squares], x.device, world)[0])
+
+
+def upgraded_term(model: SplitModel, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What an upgraded model's energy term has beside the method's defaults; without a trust region there is no
+    distance to spread."""
+    return UPGRADED if isinstance(model, UpgradedModel) and options.get("trust", 1) else {}
 
 
 def begin(model: UpgradedModel, method: EOW, x: Tensor, y: Tensor) -> None:
@@ -140,7 +147,7 @@ class OpenWorldLoss(nn.Module):
                 "a loss knows no end of training: leave unknown_rate, calibrate and fence out, and give the rate to "
                 "eow.predict"
             )
-        self.options = build(EOWOptions, options, "loss")
+        self.options = build(EOWOptions, {**upgraded_term(model, options), **options}, "loss")
         self.classes = model.head.out_features - EOW.extra_outputs
         self.last: dict[str, Tensor] = {}
         # In a list: registered, the method would put the model into the state dict a second time.
