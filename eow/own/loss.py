@@ -129,10 +129,10 @@ class OpenWorldLoss(nn.Module):
     """`loss(x, y)`, or `loss(x, y, unknown=outliers)`, is the EOW objective of a batch, a scalar to call backward on.
 
     `model` is what `eow.upgrade` returns, or any SplitModel of K+1 logits; the loss holds it, so `loss.parameters()`
-    are the model's. `options` are EOW's settings (`lam`, `steps`, `start`, ...). `loss.last` has the terms of the last
-    call, detached. Under DDP wrap the loss, not the model: `DistributedDataParallel(loss)(x, y)` runs encoder, chains
-    and tail in one forward, and each rank draws chains of its own. Works under autocast, with accumulated gradients
-    and compiled.
+    are the model's. `options` are EOW's settings (`lam`, `steps`, `start`, ...); an upgraded model's chains go
+    different distances unless you say `distances="one"`. `loss.last` has the terms of the last call, detached. Under
+    DDP wrap the loss, not the model: `DistributedDataParallel(loss)(x, y)` runs encoder, chains and tail in one
+    forward, and each rank draws chains of its own. Works under autocast, with accumulated gradients and compiled.
     """
 
     def __init__(self, model: SplitModel, *, seed: int = 0, **options: Any) -> None:
