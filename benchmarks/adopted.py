@@ -34,6 +34,7 @@ import torch
 from arguments import whole
 from scipy.linalg import solve_triangular
 from torch import Tensor, nn
+from upgraded import permuted
 
 import eow
 from eow import metrics
@@ -96,12 +97,10 @@ def data_of(name: str, seed: int, search: bool) -> tuple[dict[str, tuple[Tensor,
     else:
         x, y = images_of(name, "test")
         sets["test"], unseen = (x[y < KNOWN], y[y < KNOWN]), x[y >= KNOWN]
-    some = sets["test"][0][:MOST].flatten(1)
-    shuffled = some.gather(1, torch.from_numpy(np.argsort(stream.random(some.shape), axis=1)))
     return sets, {
         "unseen": unseen,
         **{other: images_of(other, "train" if search else "test", MOST)[0] for other in others},
-        "permuted": shuffled.view(-1, *x.shape[1:]),
+        "permuted": permuted(sets["test"][0][:MOST], stream),
         "noise": torch.from_numpy(stream.random((2000, *x.shape[1:])).astype(np.float32)),
     }
 

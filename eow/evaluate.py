@@ -161,6 +161,11 @@ def is_imported(folder: Path) -> bool:
     return file.exists() and read_json(file).get("recipe") == IMPORTED
 
 
+def refuse_imported(folder: Path) -> None:
+    if is_imported(folder):
+        raise EowError(f"{folder} holds imported predictions, which cannot be trained: choose another --out")
+
+
 def read_own(path: Path, weights: str | None) -> Predictions:
     """A run's predictions, which must be of its own weights, where these are available, and of what its name says."""
     said = read(path)

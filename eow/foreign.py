@@ -6,15 +6,15 @@ max of the probabilities.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from eow.errors import EowError
-from eow.metrics.checks import SPACING, SUM_SLACK, as_array, as_table, block_of, kept_in, labels_of, within_unit
+from eow.metrics.checks import as_array, as_table, block_of, labels_of, more_than_rounding, within_unit
 from eow.openworld import LEAST_ODDS, MOST_ODDS, softmax
-from eow.predictions import CHUNK, CLOSE
+from eow.predictions import CLOSE, chunks
 from eow.typed import as_python, convert
 
 FIELDS = ("probs", "logits", "unknown")
@@ -73,8 +73,7 @@ def of_probs(tables: dict[str, Any], whose: str) -> Arrays:
         probs[rows], label[rows] = block, block.argmax(1)  # what float64 tells apart float32 may not
         total[rows] += block.sum(1)
     row = int(np.abs(total - 1).argmax())
-    off = abs(float(total[row]) - 1)
-    if off > SUM_SLACK and off > max((2 * SPACING[name] for name in kept_in(table)), default=0.0):
+    if more_than_rounding(abs(float(total[row]) - 1), table):
         raise EowError(
             f"probs and unknown of {whose} sum to {total[row]:.6g} in row {row}: give probabilities that sum to 1, "
             "what is left over as `unknown`, or logits as `logits`"
@@ -116,11 +115,6 @@ def check_finite(block: np.ndarray, kept: np.ndarray, first: int, whose: str) ->
 
 def far(one: Any, other: np.ndarray) -> bool:
     return not all((np.abs(block_of(one, rows) - other[rows]) <= CLOSE).all() for rows in chunks(len(other)))
-
-
-def chunks(count: int) -> Iterator[slice]:
-    """The rows of a table a chunk at a time: whole, a million rows in float64 would fill the memory."""
-    return (slice(first, first + CHUNK) for first in range(0, count, CHUNK))
 
 
 def class_values(classes: Any) -> list[Any]:

@@ -9,7 +9,7 @@ content, never by its name alone.
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,12 +94,16 @@ class Predictions:
         logits, shift, count = *self.open_logits(rate), len(self.labels)
         probs, unknown = np.empty(self.probs.shape, np.float32), np.empty(count, np.float32)
         label = np.empty(count, self.label.dtype)
-        for first in range(0, count, CHUNK):  # in float64, a chunk at a time
-            rows = slice(first, first + CHUNK)
+        for rows in chunks(count):
             probs[rows], unknown[rows] = shifted_probabilities(logits[rows], shift)
             label[rows] = logits[rows, :-1].argmax(1)  # not of probs, which may be 0 for all classes
             let_go(logits)
         return Predictions(label, probs.max(1), probs, unknown, self.labels, self.logits, self.manifest)
+
+
+def chunks(count: int) -> Iterator[slice]:
+    """The rows of a table a chunk at a time: whole, a million rows in float64 would fill the memory."""
+    return (slice(first, first + CHUNK) for first in range(0, count, CHUNK))
 
 
 def among_known(said: Predictions, label: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from eow import storage
 from eow.config import ELSEWHERE, RunConfig
 from eow.data.sets import RunData
 from eow.errors import EowError
-from eow.evaluate import is_imported
+from eow.evaluate import refuse_imported
 from eow.opening import checked_hash
 
 FILES = {  # that a run writes whole, by the folder in it: of these, and of no others, a kill may leave halves
@@ -83,8 +83,8 @@ def open_folder(folder: Path, config: RunConfig, resume: bool) -> Iterator[bool]
     present = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.is_dir() else []
     if present and not (folder / "config.json").exists():
         raise EowError(f"{folder} is not empty and holds no run: choose another folder for --out")
-    if present and is_imported(folder):
-        raise EowError(f"{folder} holds imported predictions, which cannot be trained: choose another --out")
+    if present:
+        refuse_imported(folder)
     if present and not resume:
         with storage.locked(folder):  # a run that is under way is the better thing to say
             raise EowError(

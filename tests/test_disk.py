@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -76,30 +77,42 @@ def leave(disk: Path, size: int) -> Path:
     return filler
 
 
+@contextmanager
+def full_before(number: int, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """The disk fills up before that write of a file. Yields the files whose writing began."""
+    real, calls = storage.atomic, []
+
+    def write(path: Path, *rest) -> None:
+        calls.append(path)
+        if len(calls) == number:
+            fill(disk)
+        real(path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "atomic", write)
+        yield calls
+
+
+def refused_file(said: str) -> str:
+    """The name of the file that the sentence says cannot be written."""
+    found = re.fullmatch(r"(\S+) cannot be written: No space left on device; free the space.*", said)
+    assert found, said
+    return Path(found[1]).name
+
+
 def test_an_import_leaves_nothing_on_a_disk_that_fills_up_before_any_write(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, refused = storage.atomic, []
+    refused = []
     for number in range(1, 20):
-        calls = []
-
-        def write(path: Path, *rest, number=number, calls=calls) -> None:
-            calls.append(path)
-            if len(calls) == number:
-                fill(small_disk)
-            real(path, *rest)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(storage, "atomic", write)
+        with full_before(number, small_disk, monkeypatch):
             said = sentence(
                 lambda: import_predictions(small_disk / "new", np.eye(2), [0, 1], unknowns={"a": np.eye(2)})
             )
         (small_disk / "filler").unlink(missing_ok=True)
         if not said:
             break
-        found = re.fullmatch(r"(\S+) cannot be written: No space left on device; free the space.*", said)
-        assert found, said
-        refused.append(Path(found[1]).name)
+        refused.append(refused_file(said))
         assert not [*small_disk.iterdir()]
     files = ["test.safetensors", "a.safetensors", "config.json", "environment.json", "summary.json"]
     assert refused == files
@@ -127,24 +140,14 @@ def test_a_disk_that_fills_up_before_any_write_costs_nothing_but_time(
 ) -> None:
     """Before the first write, the second, and so on until none is left to fail: config, environment, log, both
     checkpoints, weights, predictions, summary."""
-    real, refused = storage.atomic, []
+    refused = []
     for number in range(1, 100):
-        folder, calls = small_disk / f"run{number}", []
-
-        def write(path: Path, *rest, number=number, calls=calls) -> None:
-            calls.append(path)
-            if len(calls) == number:
-                fill(small_disk)
-            real(path, *rest)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(storage, "atomic", write)
+        folder = small_disk / f"run{number}"
+        with full_before(number, small_disk, monkeypatch) as calls:
             said = sentence(lambda folder=folder: runs.train(config(), folder, progress=False))
         if not said:
             break  # there are fewer writes than that
-        found = re.fullmatch(r"(\S+) cannot be written: No space left on device; free the space.*", said)
-        assert found, said
-        refused.append(Path(found[1]).name)
+        refused.append(refused_file(said))
         assert not [file for file in folder.rglob(".*") if file.name != ".lock"]  # no half of a file
         tried = [path.name for path in calls].count("checkpoint.safetensors")
         assert intact(folder) == tried - (refused[-1] == "checkpoint.safetensors") - 1

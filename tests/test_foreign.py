@@ -13,8 +13,9 @@ from sklearn.linear_model import LogisticRegression
 
 from eow.errors import EowError
 from eow.evaluate import read_all
-from eow.foreign import CHUNK, answers, columns_of
+from eow.foreign import answers, columns_of
 from eow.importing import import_predictions
+from eow.predictions import CHUNK
 
 SAID = spoken(0, open_world=False)
 PROBS, LABELS = SAID["probs"], SAID["labels"]

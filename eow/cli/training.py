@@ -96,7 +96,7 @@ def train(
 def wanted(resumed: Path | None, *layers: "Table") -> "RunConfig":
     """The settings that were given; of a run to go on with, its own where none are, but where it is to happen."""
     from eow.config import ELSEWHERE, from_table, merge, resolve
-    from eow.evaluate import is_imported
+    from eow.evaluate import refuse_imported
     from eow.storage import read_json
 
     asked = merge(*layers)
@@ -107,8 +107,7 @@ def wanted(resumed: Path | None, *layers: "Table") -> "RunConfig":
         )
     if resumed is None or keys - {*ELSEWHERE} or not (resumed / "config.json").is_file():
         return resolve(*layers)
-    if is_imported(resumed):
-        raise EowError(f"{resumed} holds imported predictions, which cannot be trained: choose another --out")
+    refuse_imported(resumed)
     return from_table(merge(read_json(resumed / "config.json"), asked))
 
 

@@ -59,8 +59,6 @@ def npz_arrays(path: Path) -> dict[str, np.ndarray]:
         for key, array in arrays.items():
             if not isinstance(array, np.ndarray) or (array.dtype.kind == "U" and not is_text(array)):
                 raise EowError(f"its member {key!r} is not an array, or holds invalid characters")
-    except FileNotFoundError:
-        raise EowError(f"there is no file {path}: give an .npz file with the arrays") from None
     except Exception as error:
         raise EowError(
             f"{path} cannot be read as an .npz of plain arrays ({reason(error)}): write it with numpy.savez, "

@@ -30,7 +30,7 @@ from eow.errors import EowError
 from eow.methods.base import Prediction, closed_prediction
 from eow.methods.holdout import collect, require_fitted
 from eow.methods.vanilla import Vanilla, VanillaOptions
-from eow.metrics.checks import block_of, plain_array, plain_tensor
+from eow.metrics.checks import block_of, plain_table
 from eow.models import SplitModel
 
 WIDEST = 1e3  # T is sought from 1/WIDEST to WIDEST times the logits' scale: beyond, all is one-hot or uniform
@@ -185,7 +185,7 @@ def checked_logits(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def plain(values: Any, name: str) -> np.ndarray:
     """An array of numbers of whatever kind of table: a tensor on any device, a data frame, lists."""
-    table = plain_tensor(values, name) if hasattr(values, "detach") else plain_array(values, name)
+    table = plain_table(values, name)
     return table if isinstance(table, np.ndarray) else block_of(table, slice(None))
 
 

@@ -33,13 +33,18 @@ def as_array(values: Any, name: str, dimensions: int) -> np.ndarray:
 
 def as_table(values: Any, name: str, dimensions: int = 2) -> Any:
     """`values` as a non-empty array or tensor of numbers that keeps its own type and place: nothing is copied."""
-    table = plain_tensor(values, name) if hasattr(values, "detach") else plain_array(values, name)
+    table = plain_table(values, name)
     if table.ndim != dimensions:
         expected = "one value per sample" if dimensions == 1 else "one row per sample and one column per class"
         raise EowError(f"{name} has shape {tuple(table.shape)}: give {expected}.")
     if 0 in table.shape:
         raise EowError(f"{name} is empty: a metric needs at least one sample.")
     return table
+
+
+def plain_table(values: Any, name: str) -> Any:
+    """`values` as an array or tensor of numbers, of whatever shape."""
+    return plain_tensor(values, name) if hasattr(values, "detach") else plain_array(values, name)
 
 
 def plain_array(values: Any, name: str) -> np.ndarray:
@@ -162,15 +167,21 @@ def zero_or_one(table: Any) -> None:
 
 
 def sums_within_one(highest: float, table: Any, instead: str) -> None:
-    """The highest sum of a row of probabilities is 1 but for rounding, of the softmax and of the type it was kept in.
+    """The highest sum of a row of probabilities is 1 but for rounding."""
+    if more_than_rounding(highest - 1, table):
+        raise EowError(f"probs has a row that sums to {highest:.6g}: give probabilities, or use {instead}.")
+
+
+def more_than_rounding(off: float, table: Any) -> bool:
+    """Whether a row of probabilities misses its sum by more than the rounding of the softmax and of the type the table
+    was kept in.
 
     Rounding each entry to a type moves it by at most half the spacing, relatively, and so the whole row: by 2^-11 in
     float16, 2^-8 in bfloat16. Four times that, 0.002 and 0.016, is allowed for a softmax that was itself computed so.
     A wider type gets that slack only if all its values are also the narrower type's, as they are after a cast: others
     that sum to 1.001 are not probabilities.
     """
-    if highest > 1 + SUM_SLACK and highest > 1 + max((2 * SPACING[name] for name in kept_in(table)), default=0.0):
-        raise EowError(f"probs has a row that sums to {highest:.6g}: give probabilities, or use {instead}.")
+    return off > SUM_SLACK and off > max((2 * SPACING[name] for name in kept_in(table)), default=0.0)
 
 
 def kept_in(table: Any) -> set[str]:
