@@ -21,6 +21,7 @@ REST = "records/2026-11-16_methods-30"
 SEEDS = "records/2026-11-16_methods-seeds"
 JEM = "records/2026-11-16_jem-ensemble"
 SPEED = "records/2026-11-15_speed-h200"
+MODERN = "records/2026-11-20_speed-modern"
 MNIST = "records/2026-11-18_mnist-methods"
 TABULAR = "records/2026-11-19_tabular"
 OF_THREE = ("eow", "feature_negatives", "noise_negatives", "vos", "trust_score")  # with as many seeds
@@ -34,11 +35,11 @@ a method has none, by confidence.
 """
 ABOUT_CIFAR = f"""ResNet-50, 30 epochs, one H200, mean ± standard deviation. Rows without a mark: five seeds
 ([record]({{root}}{CIFAR}/record.md) with plan, commands and paired differences). *: seeds 0, 1 and 2
-([record]({{root}}{REST}/record.md); ova_dm and dble: [record]({{root}}{SEEDS}/record.md)). ¹: seed 0
-([record]({{root}}{JEM}/record.md)). °: trained on all 50,000 images; the others hold the same 894 out. ECE in %, in
+([record]({{root}}{REST}/record.md); ova_dm and dble: [record]({{root}}{SEEDS}/record.md), jem:
+[record]({{root}}{JEM}/record.md)). °: trained on all 50,000 images; the others hold the same 894 out. ECE in %, in
 brackets what a perfectly calibrated model would measure. AUROC in %: CIFAR-10 and SVHN (re-cropped) by entropy (by
 vanilla's confidence {{near}}), noise and permuted pixels by unknown where one was trained, else by confidence.
-An ensemble has not been run here.
+An ensemble has been run over [15 epochs]({{root}}docs/reproduction.md#table-1-calibration) only.
 """
 ABOUT_MNIST = f"""MLP 784-512-512, 10 epochs, three seeds, two CPU cores ([record]({{root}}{MNIST}/record.md) with plan,
 command and paired differences). vanilla, label_smoothing, mixup, mc_dropout, ensemble, jem, ova_dm and dble train on
@@ -53,11 +54,16 @@ ABOUT_TABULAR = f"""`EOWClassifier` beside scikit-learn's classifiers with their
 others: by their largest probability) between test rows and three kinds of strange rows: columns shuffled, ten times as
 far from the mean, of a class left out of training.
 """
-ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, milliseconds; 64 chains of {steps} steps before a linear unknown
-(the recipe has 20 before a quadratic one). A plain step is a training step of vanilla, an EOW step runs the chains as
-well. Chain: the chains alone; under autograd: the same in plain PyTorch, with autograd; its arithmetic: how long their
-arithmetic alone would take at the speed of this GPU in matrix products. Measured by `python benchmarks/speed.py`; all
-models and batch sizes are in the [record]({root}{folder}/record.md).
+ABOUT_SPEED = """One {device}, torch {torch}, bfloat16, milliseconds; 64 chains of {steps} steps, as the paper has
+them, before a linear unknown. A plain step is a training step of vanilla, an EOW step runs the chains as well. Chain:
+the chains alone; under autograd: the same in plain PyTorch, with autograd; its arithmetic: how long their arithmetic
+alone would take at the speed of this GPU in matrix products. Measured by `python benchmarks/speed.py`; all models and
+batch sizes are in the [record]({root}{folder}/record.md).
+"""
+ABOUT_MODERN = """
+The recipe has 20 steps before a quadratic unknown, at the penultimate cut. While its energy term is on, in the last
+sixth of 30 epochs, a step takes {ratios} times a plain one of resnet50 in batches of {batches}
+([record]({root}{folder}/record.md)).
 """
 ABOUT_TRAINING = """
 On such a machine the authors' own code takes 414 ms per iteration on WRN-28-10 in TF32, ours {tf32:.0f} ms.
@@ -110,9 +116,8 @@ def cifar_table(root: str) -> str:
     """The recipe on CIFAR-100 beside vanilla, the other methods and the controls."""
     settled, controls = figures_of(f"{CIFAR}/cifar100-30"), figures_of(f"{REST}/controls")
     fewer = {f"{method} *": controls[method] for method in OF_THREE}
-    methods = {**figures_of(f"{REST}/methods"), **figures_of(f"{SEEDS}/epochs-30")}
-    others = {f"{method} *°": figures for method, figures in methods.items()}
-    others["jem ¹°"] = figures_of(f"{JEM}/epochs-30")["jem"]
+    folders = (f"{REST}/methods", f"{SEEDS}/epochs-30", f"{JEM}/jem-30")
+    others = {f"{method} *°": figures for folder in folders for method, figures in figures_of(folder).items()}
     header = ["method", "accuracy %", "ECE % (null)", "NLL", "NLL of K", "CIFAR-10", "SVHN", "noise", "permuted"]
     rows = [[title, *cifar_cells(figures)] for title, figures in {**settled, **fewer, **others}.items()]
     near = [f"{100 * settled['vanilla'][f'AUROC confidence %: {name}']['mean']:.1f}" for name in ("cifar10", "svhn")]
@@ -202,7 +207,15 @@ def speed_table(root: str) -> str:
         runs[run["run"].removeprefix("eow-")] = f"{run['train_seconds']:.1f} s ({told})"
     about = ABOUT_SPEED.format(root=root, folder=SPEED, **{key: figures[key] for key in ("device", "torch", "steps")})
     trained = ABOUT_TRAINING.format(tf32=tf32, **{key: runs[key] for key in ("vanilla", "features")})
-    return f"{about}\n{markdown(header, rows)}\n{trained}"
+    return f"{about}\n{markdown(header, rows)}\n{modern_steps(root)}{trained}"
+
+
+def modern_steps(root: str) -> str:
+    """What a step of the recipe costs."""
+    rows = json.loads((ROOT / MODERN / "speed.json").read_text())["rows"]
+    found = {row["batch"]: row["ratio"] for row in rows if (row["model"], row["cut"]) == ("resnet50", "penultimate")}
+    ratios, batches = ("{}, {} and {}".format(*each) for each in ([f"{r:.2f}" for r in found.values()], found))
+    return ABOUT_MODERN.format(root=root, folder=MODERN, ratios=ratios, batches=batches)
 
 
 PAGES: dict[str, dict[str, Callable[[str], str]]] = {

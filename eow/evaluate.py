@@ -66,7 +66,7 @@ def open_world(known: Predictions, outliers: Predictions, known_scores: dict[str
     that is left."""
     ours, theirs = known_scores or scores_of(known), scores_of(outliers)
     figures: dict[str, Any] = {"kind": kind_of(outliers)}
-    for name in ours:
+    for name in [each for each in ours if each in theirs]:
         found = detection(ours[name], theirs[name], known.correct)
         figures.update({f"{figure}_{name}": value for figure, value in found.items()})
     figures["confidence"] = float(outliers.confidence.mean(dtype=float))

@@ -219,6 +219,10 @@ def test_scores_that_a_method_has_not_are_absent(tmp_path: Path) -> None:
     truth = np.repeat([1, 0], 50)
     peaked = np.r_[tuple(-entropy(closed[name]["probs"].astype(np.float64), axis=1) for name in ("test", "svhn"))]
     assert found["auroc_entropy"] == pytest.approx(roc_auc_score(truth, peaked), abs=1e-3)
+    logs = {name: {**said, "logits": np.log(said["probs"])} for name, said in closed.items()}  # as an ensemble's are
+    found = evaluate(write_run(tmp_path / "logs", logs))["svhn"]
+    assert "auroc_energy" not in found
+    assert "auroc_max_logit" in found
 
 
 def test_kinds_of_unknowns(tmp_path: Path) -> None:

@@ -226,6 +226,15 @@ def test_scores_a_method_does_not_have_are_absent() -> None:
     np.testing.assert_allclose(closed, scores(probs, np.zeros(20), None, confidence)["entropy"])  # 0 log 0 is 0
 
 
+def test_log_probabilities_have_no_energy() -> None:
+    members = [torch.tensor(outputs(count, 1000, 0)[0][:200]) for count in (200, 201, 202)]
+    mean = torch.stack(members).softmax(2).mean(0)
+    found = scores(mean, None, mean.log(), mean.max(1).values)
+    assert list(found) == ["confidence", "entropy", "max_logit"]  # log sum exp is 0 and some rounding
+    np.testing.assert_allclose(np.exp(found["max_logit"]), found["confidence"], rtol=1e-6)
+    assert "energy" in scores(mean, None, mean.log() + 0.001, mean.max(1).values)
+
+
 def test_a_sure_sample_scores_above_an_unsure_one_by_every_score() -> None:
     logits = torch.tensor([[9.0, 0.0, -2.0, -3.0], [0.1, 0.0, 0.2, 2.0]])  # the last is the unknown's
     full = logits.softmax(1)

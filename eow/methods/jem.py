@@ -29,7 +29,7 @@ Steps and start were chosen on held-out training data (classes 0-5, 30 % for val
 with the paper's, .015, .015 and .014 with 5, 10 and 20 informative steps; 5 are within a standard error of 20. A look
 at the test sets had suggested the same before. On CIFAR-100, ResNet-50, without batch norm, Adam at 3e-4
 (records/2026-11-16_methods-seeds and records/2026-11-16_jem-ensemble): 51.5 %, ECE 4.8 % (overconfident), NLL 1.854
-after 15 epochs, three seeds; 57.9 %, 16.4 %, 1.934 after 30, one seed. By the energy noise is told apart (AUROC 95 to
+after 15 epochs, 57.5 %, 16.7 %, 1.929 after 30, three seeds each. By the energy noise is told apart (AUROC 95 to
 100 %), by the confidence not (2 to 6 %).
     eow train --method jem --data digits --unknown-classes 8,9 --seed 0 --out runs/jem
 """

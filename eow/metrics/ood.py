@@ -26,6 +26,7 @@ from eow.metrics.checks import (
 
 THRESHOLDS = (0.0, 0.25, 0.5, 0.75)  # the columns of the paper's table 2
 SCORES = ("confidence", "unknown", "entropy", "energy", "max_logit")  # what `scores` gives, in this order
+ROUNDING = 1e-4  # more than log sum exp of log-probabilities deviates from 0: 3e-6 in float32, 20,000 classes
 TINY = float(np.finfo(np.float64).tiny)  # keeps p log p at 0 where p is 0
 
 
@@ -195,7 +196,8 @@ def scores(probs: Any, unknown: Any, logits: Any, confidence: Any) -> dict[str, 
     outcome a certain unknown would have no entropy, and look as familiar as a certain class); "energy": log of the
     sum of exp over the K class logits; "max_logit": the highest of these. `logits` may have K columns, or K+1 with the
     unknown's last, which is left out. Give None for `logits` or `unknown` where a method has none: its scores are then
-    absent (a constant would score a meaningless 0.5).
+    absent (a constant would score a meaningless 0.5), and so is "energy" where the logits are log-probabilities, as
+    an ensemble's are: its sums are all 1, and rounding would be ranked.
     Tables are worked on in float64 blocks of rows, and never copied whole.
     """
     table, sure = as_probs(probs), as_array(confidence, "confidence", 1)
@@ -216,8 +218,11 @@ def scores(probs: Any, unknown: Any, logits: Any, confidence: Any) -> dict[str, 
         if raw.shape[1] not in (classes, classes + 1):
             raise EowError(f"logits has {raw.shape[1]} columns for {classes} classes: give {classes} or one more.")
         energies, tops = zip(*over_rows(energy_and_top, raw[:, :classes]))
-        found["energy"], found["max_logit"] = np.concatenate(energies), np.concatenate(tops)
-        finite(found["energy"], "logits")
+        energy = np.concatenate(energies)
+        finite(energy, "logits")
+        if np.abs(energy).max(initial=0.0) > ROUNDING:
+            found["energy"] = energy
+        found["max_logit"] = np.concatenate(tops)
     return found
 
 
