@@ -20,6 +20,8 @@ from eow.models.tracing import Detached, Traced
 BELOW = 16.0  # how far below the mean of the K logits the unknown starts
 UNIT = 300.0  # the mean squared norm of the features in the units that the square of the unknown is trained in
 PEAKED = 16.0  # how many times the squared norm of z² may be what it is where all features are equally large
+STRETCH = 2.0  # how many times larger or smaller |z|² may become before the units follow it
+SMALLEST = 1e-30  # of UNIT / |z|², and its inverse the largest: beyond, units are left as they are
 PROBED = 16  # rows that a linear layer with a forward of its own is asked for, every other of them large
 LARGE = 1e4  # by so much, to see whether it keeps them within bounds
 SOFTMAXES = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "Softmax", "LogSoftmax", "Sigmoid",
@@ -57,6 +59,10 @@ class WidenedOpenLinear(OpenLinear):
     step of the optimiser would move v·z² by as much. So z is taken in units in which its squared norm has a mean of 300
     (records/2026-11-15_upgrade); `measure` finds them when training begins, and v is 0 until then.
 
+    A trained network's features keep their size. Those of one that is not trained yet may grow a thousandfold in a few
+    steps, and v·z² would with them. So in training the units follow features whose |z|² leaves half to twice the size
+    it had; v stays.
+
     The units are for Adam, whose steps are of one length whatever the gradient. In them |z²|² is 300² / D and more, for
     D features, where |z|² is 300: by gradient descent v would run away in a narrow network, so its gradient is scaled
     down by that much, PEAKED included. To Adam it is the same."""
@@ -67,6 +73,11 @@ class WidenedOpenLinear(OpenLinear):
         super().__init__(WidenedLinear(old), convex=convex)
         self.register_buffer("unit", torch.ones((), dtype=old.weight.dtype, device=old.weight.device))
         self.training = old.training
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled() and self.square.requires_grad:
+            self.follow(input.detach())
+        return super().forward(input)
 
     def coefficients(self) -> Tensor:
         v = super().coefficients()
@@ -81,7 +92,7 @@ class WidenedOpenLinear(OpenLinear):
         return input.clamp(-farthest, farthest)
 
     def measured(self, input: Tensor) -> Tensor:
-        return input * self.unit.to(input.dtype)
+        return input * self.unit.to(input.dtype, copy=True)  # the next batch may change it before this one's backward
 
     def lines(self, input: Tensor) -> tuple[Tensor, Tensor]:
         return F.linear(input, self.weight[:-1], self.bias[:-1]), F.linear(input, self.weight[-1:], self.bias[-1:])
@@ -97,6 +108,14 @@ class WidenedOpenLinear(OpenLinear):
         with torch.no_grad():
             self.square.mul_(float(self.unit) ** 2 / factor)
             self.unit.fill_(factor**0.5)
+
+    def follow(self, input: Tensor) -> None:
+        """Keep the mean of |z|² in these units between UNIT / STRETCH and UNIT · STRETCH, in place and without waiting
+        for a device."""
+        wanted = UNIT / input.float().square().sum(-1).mean()
+        followed = self.unit.clamp((wanted / STRETCH).sqrt(), (wanted * STRETCH).sqrt())
+        telling = (wanted > SMALLEST) & (wanted < 1 / SMALLEST)
+        self.unit.copy_(torch.where(telling, followed, self.unit))
 
 
 def widened(old: nn.Linear, unknown: str) -> nn.Linear:
