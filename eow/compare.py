@@ -1,5 +1,6 @@
 """Two methods on the same samples: what differs, by how much, and how sure that is."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,9 @@ def compare(
     """
     if not first or not second:
         raise EowError("there is nothing to compare: give at least one run on either side")
+    theirs = {os.path.realpath(folder) for folder in second}
+    if both := [folder for folder in first if os.path.realpath(folder) in theirs]:
+        raise EowError(f"{both[0]} stands on both sides, and no run differs from itself: give the other method's run")
     sides = [
         sorted((read_run(folder, unknown_rate, unknowns) for folder in side), key=lambda run: seed_of(run[0]))
         for side in (first, second)
@@ -116,8 +120,8 @@ def seed_of(said: Predictions) -> int:
 
 
 def check_alike(first: list[Predictions], second: list[Predictions]) -> None:
-    """The same samples in the same order everywhere, the same seeds on both sides, one method with one setting and no
-    seed twice on each."""
+    """The same samples in the same order and the same classes everywhere, the same seeds on both sides, one method with
+    one setting and no seed twice on each."""
     for side in (first, second):
         if len(methods := {each.manifest["method"] for each in side}) > 1:
             raise EowError(f"the runs of one side are of {', '.join(sorted(methods))}: give those of one method")
@@ -136,3 +140,16 @@ def check_alike(first: list[Predictions], second: list[Predictions]) -> None:
     every = first + second
     if len({each.manifest["data_hash"] for each in every}) > 1:
         raise EowError("the runs were tested on different samples, so no difference can be paired: compare others")
+    # Of what was imported the samples are told by their labels, which say nothing of the classes beside theirs.
+    if len(widths := sorted({each.probs.shape[1] for each in every})) > 1:
+        raise EowError(
+            f"the runs choose among {widths[0]} and {widths[-1]} classes, so their figures are not of one task: "
+            "compare those of the same classes"
+        )
+    named = [names for each in every if (names := each.manifest.get("classes"))]
+    for names in named[1:]:
+        if pairs := [(one, other) for one, other in zip(named[0], names) if one != other]:
+            raise EowError(
+                f"a class is called {pairs[0][0]!r:.80} in one run and {pairs[0][1]!r:.80} in another: compare those "
+                "of the same classes, or import one again with the other's names"
+            )

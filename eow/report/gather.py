@@ -92,14 +92,18 @@ def gather(folders: Sequence[str | Path], unknown_rate: float | None = None) -> 
         raise EowError(
             f"none of these runs ({methods}) has an unknown logit: leave the unknown rate out, or add a run of eow"
         )
-    bunches: dict[tuple[str, ...], list[Loaded]] = {}
+    bunches: dict[tuple[str, str, int], list[Loaded]] = {}
     for run in loaded:
-        bunches.setdefault((title_of(run), str(run.known.manifest.get("data_hash"))), []).append(run)
-    titles = [title for title, _ in bunches]
-    return [
-        make_bunch(title if titles.count(title) == 1 else f"{title}, test data {data_hash[:8]}", runs, unknown_rate)
-        for (title, data_hash), runs in bunches.items()
-    ]
+        classes = run.known.probs.shape[1]  # of what was imported, the test data's hash may be one and these two
+        bunches.setdefault((title_of(run), str(run.known.manifest.get("data_hash")), classes), []).append(run)
+    titles, hashes = ([key[place] for key in bunches] for place in range(2))
+
+    def named(title: str, data_hash: str, classes: int) -> str:
+        if titles.count(title) == 1:
+            return title
+        return f"{title}, {classes} classes" if hashes.count(data_hash) > 1 else f"{title}, test data {data_hash[:8]}"
+
+    return [make_bunch(named(*key), runs, unknown_rate) for key, runs in bunches.items()]
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -166,7 +170,7 @@ def predictions_of(folder: Path, unknown_rate: float | None) -> tuple[Prediction
 
 
 def small(said: Predictions) -> Predictions:
-    return replace(said, probs=said.probs[:, :0].copy(), logits=None)
+    return replace(said, probs=said.probs[:0].copy(), logits=None)
 
 
 def title_of(run: Loaded) -> str:
