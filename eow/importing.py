@@ -24,11 +24,11 @@ import numpy as np
 from eow.data.files import is_file
 from eow.data.tables import npz_arrays
 from eow.errors import EowError
-from eow.evaluate import CERTIFY, IMPORTED, KNOWN, evaluate
+from eow.evaluate import CERTIFY, KNOWN, evaluate
 from eow.foreign import FIELDS, Arrays, answers, checked_odds, class_values, columns_of
 from eow.identity import NO_LABEL, Identity, alike, hash_of
 from eow.predictions import file_name, write
-from eow.storage import TOKEN, locked, make_folder, write_json
+from eow.storage import IMPORTED, TOKEN, locked, make_folder, write_json
 from eow.training import stopping
 from eow.typed import as_python, check_range, convert
 

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from eow.errors import EowError
 
+IMPORTED = "imported"  # in place of a recipe's name in the config.json of predictions that eow has not made
 LARGEST_TEXT = 256 << 20  # bytes of a JSON file or a log: a run's own have a thousandth of it
 TOKEN = re.compile(r"[0-9a-f]{8}")  # what ends the name of a file that `atomic` is filling
 
@@ -88,12 +89,21 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     except OSError as error:
         raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:
-        raise EowError(f"{path} cannot be read as JSON: {error}; it is damaged, train the run again") from None
+        raise EowError(f"{path} cannot be read as JSON: {error}; it is damaged, {made_again(path.parent)}") from None
     if not isinstance(value, dict):
-        raise EowError(f"{path} holds no JSON object: it is damaged, train the run again")
+        raise EowError(f"{path} holds no JSON object: it is damaged, {made_again(path.parent)}")
     if missing := [key for key in keys if key not in value]:
-        raise EowError(f"{path} has no {', '.join(missing)}: it is damaged, train the run again")
+        raise EowError(f"{path} has no {', '.join(missing)}: it is damaged, {made_again(path.parent)}")
     return value
+
+
+def made_again(folder: Path) -> str:
+    """What to do where a file in the folder of a run is damaged: predictions from elsewhere cannot be trained."""
+    try:
+        recipe = json.loads(read_text(folder / "config.json"))["recipe"]
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
+        return "train the run again or, if it was imported, import it again"
+    return "import it again" if recipe == IMPORTED else "train the run again"
 
 
 def unreadable(path: Path, error: OSError) -> EowError:
@@ -230,7 +240,7 @@ class Log:
         except OSError as error:
             raise unreadable(self.path, error) from None
         except UnicodeDecodeError:
-            raise EowError(f"{self.path} is not text: it is damaged, train the run again") from None
+            raise EowError(f"{self.path} is not text: it is damaged, {made_again(self.path.parent)}") from None
         lines = []
         for line in text.splitlines():
             try:

@@ -15,7 +15,7 @@ from eow import storage
 from eow.certify import Threshold, stored
 from eow.config import settings_of
 from eow.errors import EowError
-from eow.evaluate import IMPORTED, KNOWN, calibration, intervals, kind_of, open_world, read_all, scores_of
+from eow.evaluate import KNOWN, calibration, intervals, kind_of, open_world, read_all, scores_of
 from eow.predictions import Predictions
 from eow.report.soundness import check_run, is_numbers
 
@@ -55,7 +55,7 @@ class Loaded:
     @property
     def imported(self) -> bool:
         """Whether there are predictions alone: no network, no training and no images that eow knows of."""
-        return bool(self.config.get("recipe") == IMPORTED)
+        return bool(self.config.get("recipe") == storage.IMPORTED)
 
 
 @dataclass(frozen=True)
