@@ -87,6 +87,8 @@ def of_logits(tables: dict[str, Any], odds: float | None, whose: str) -> Arrays:
     classes = table.shape[1] - (odds is not None)
     logits, label = np.empty(table.shape, np.float32), np.empty(count, np.int64)
     probs, unknown = np.empty((count, classes), np.float32), np.zeros(count, np.float32)
+    if all(are_probabilities(block_of(table, rows)) for rows in chunks(count)):
+        raise EowError(f"logits of {whose} are probabilities, no row's sum but 1: give them as `probs` (and `unknown`)")
     for rows in chunks(count):
         block = block_of(table, rows)
         with np.errstate(over="ignore"):
@@ -101,6 +103,12 @@ def of_logits(tables: dict[str, Any], odds: float | None, whose: str) -> Arrays:
             hint = "" if odds is not None else "; where the last logit is that of unknown, say at which odds"
             raise EowError(f"{key} of {whose} are not what the softmax of their logits says: give one of them{hint}")
     return {"probs": probs, "unknown": unknown, "logits": logits, "label": label, "confidence": probs.max(1)}
+
+
+def are_probabilities(block: np.ndarray) -> bool:
+    """Rows of none below 0 that sum to 1, as no network's logits do: their softmax would be close to even."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool((block >= 0).all() and (np.abs(block.sum(1) - 1) <= CLOSE).all())
 
 
 def check_finite(block: np.ndarray, kept: np.ndarray, first: int, whose: str) -> None:

@@ -79,6 +79,15 @@ def test_a_fault_is_found_in_any_chunk_and_named() -> None:
         answers(probs, None, "all")
 
 
+@pytest.mark.parametrize("kind", [np.asarray, np.float16, torch.tensor])
+def test_probabilities_that_come_as_logits_are_told_of(kind: Any) -> None:
+    """Their softmax would be close to even, and every figure wrong without a word."""
+    with pytest.raises(EowError, match="logits of all are probabilities, no row's sum but 1: give them as `probs`"):
+        answers({"logits": kind(PROBS)}, None, "all")
+    answers({"logits": np.log(PROBS)}, None, "all")
+    answers({"logits": np.where(np.arange(len(PROBS))[:, None], PROBS, 9.0)}, None, "all")  # one row that is none
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknowns without names": ({"unknowns": [PROBS]}, "unknowns have no names"),
     "unknowns that are one table": ({"unknowns": PROBS}, "unknowns have no names"),
