@@ -53,7 +53,13 @@ def certify(
     found = certified_threshold(*as_predicted(said, unknown_rate), max_risk, delta)
     path = folder / FILE
     if found is None:
-        path.unlink(missing_ok=True)
+        try:
+            if path.exists():  # in a folder that cannot be written to there may be nothing to remove
+                path.unlink()
+        except OSError as error:
+            raise EowError(
+                f"no threshold qualifies now, and {path} cannot be removed: {error.strerror}; remove it"
+            ) from None
         return None
     promise = Threshold(
         found.threshold, max_risk, delta, found.coverage, found.risk, found.bound, len(said.label), unknown_rate,

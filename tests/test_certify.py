@@ -139,6 +139,16 @@ def test_no_threshold_is_an_answer_and_takes_an_older_one_away(folder: Path, tmp
     assert all(row["label"] >= 0 for row in predict_files(runs.load(folder), [file]))
 
 
+def test_an_older_threshold_that_cannot_be_taken_away_is_told_of(folder: Path) -> None:
+    (folder / FILE).mkdir()
+    with pytest.raises(
+        EowError, match=r"no threshold qualifies now, and \S+threshold.json cannot be removed: Is a dir"
+    ):
+        certify(folder, max_risk=1e-4)
+    (folder / FILE).rmdir()
+    assert certify(folder, max_risk=1e-4) is None
+
+
 def test_the_figures_do_not_change_with_a_threshold(folder: Path) -> None:
     from eow.evaluate import evaluate
 
