@@ -53,13 +53,7 @@ def certify(
     found = certified_threshold(*as_predicted(said, unknown_rate), max_risk, delta)
     path = folder / FILE
     if found is None:
-        try:
-            if path.exists():  # in a folder that cannot be written to there may be nothing to remove
-                path.unlink()
-        except OSError as error:
-            raise EowError(
-                f"no threshold qualifies now, and {path} cannot be removed: {error.strerror}; remove it"
-            ) from None
+        storage.remove(path)
         return None
     promise = Threshold(
         found.threshold, max_risk, delta, found.coverage, found.risk, found.bound, len(said.label), unknown_rate,

@@ -20,6 +20,7 @@ from typing import IO, Any
 from eow.errors import EowError
 
 IMPORTED = "imported"  # in place of a recipe's name in the config.json of predictions that eow has not made
+LATER = {"threshold.json": "eow threshold", "corruptions.json": "eow evaluate --corruptions"}  # written then
 LARGEST_TEXT = 256 << 20  # bytes of a JSON file or a log: a run's own have a thousandth of it
 TOKEN = re.compile(r"[0-9a-f]{8}")  # what ends the name of a file that `atomic` is filling
 
@@ -89,18 +90,21 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     except OSError as error:
         raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:
-        raise EowError(f"{path} cannot be read as JSON: {error}; it is damaged, {made_again(path.parent)}") from None
+        raise EowError(f"{path} cannot be read as JSON: {error}; it is damaged, {made_again(path)}") from None
     if not isinstance(value, dict):
-        raise EowError(f"{path} holds no JSON object: it is damaged, {made_again(path.parent)}")
+        raise EowError(f"{path} holds no JSON object: it is damaged, {made_again(path)}")
     if missing := [key for key in keys if key not in value]:
-        raise EowError(f"{path} has no {', '.join(missing)}: it is damaged, {made_again(path.parent)}")
+        raise EowError(f"{path} has no {', '.join(missing)}: it is damaged, {made_again(path)}")
     return value
 
 
-def made_again(folder: Path) -> str:
-    """What to do where a file in the folder of a run is damaged: predictions from elsewhere cannot be trained."""
+def made_again(path: Path) -> str:
+    """What to do where a file in the folder of a run is damaged: predictions from elsewhere cannot be trained, and what
+    was made after training need not be."""
+    if path.name in LATER:
+        return f"make it again with `{LATER[path.name]}`"
     try:
-        recipe = json.loads(read_text(folder / "config.json"))["recipe"]
+        recipe = json.loads(read_text(path.with_name("config.json")))["recipe"]
     except (OSError, ValueError, RecursionError, TypeError, KeyError):
         return "train the run again or, if it was imported, import it again"
     return "import it again" if recipe == IMPORTED else "train the run again"
@@ -208,6 +212,14 @@ def file_hash(path: Path) -> str:
         raise unreadable(path, error) from None
 
 
+def remove(path: Path) -> None:
+    try:
+        if os.path.lexists(path):  # in a folder that cannot be written to there may be nothing to remove
+            path.unlink()
+    except OSError as error:
+        raise EowError(f"{path} cannot be removed: {error.strerror or error}; remove it yourself") from None
+
+
 def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -261,7 +273,7 @@ class Log:
         except OSError as error:
             raise unreadable(self.path, error) from None
         except UnicodeDecodeError:
-            raise EowError(f"{self.path} is not text: it is damaged, {made_again(self.path.parent)}") from None
+            raise EowError(f"{self.path} is not text: it is damaged, {made_again(self.path)}") from None
         lines = []
         for line in text.splitlines():
             try:

@@ -64,6 +64,22 @@ def test_json_must_have_the_keys_that_are_asked_for(tmp_path: Path) -> None:
         storage.read_json(tmp_path / "x.json", "a", "b", "c")
 
 
+def test_what_was_made_after_training_needs_no_new_training(tmp_path: Path) -> None:
+    for name, command in (("threshold.json", "eow threshold"), ("corruptions.json", "eow evaluate --corruptions")):
+        (tmp_path / name).write_text("{")
+        with pytest.raises(EowError, match=f"it is damaged, make it again with `{command}`"):
+            storage.read_json(tmp_path / name)
+
+
+def test_what_cannot_be_removed_is_told_of(tmp_path: Path) -> None:
+    storage.remove(tmp_path / "none")
+    (tmp_path / "link").symlink_to("none")
+    storage.remove(tmp_path / "link")
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(EowError, match="cannot be removed: Is a directory; remove it yourself"):
+        storage.remove(tmp_path)
+
+
 @pytest.mark.parametrize("read", [storage.read_json, storage.read_tensors, lambda path: storage.Log(path).read()])
 def test_a_folder_in_a_files_place_is_said_to_be_one(tmp_path: Path, read) -> None:
     with pytest.raises(EowError, match="cannot be read: Is a directory"):

@@ -113,11 +113,13 @@ def runs_in(folder: Path) -> list[Path]:
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/summary.json"))
     if (folder / "runs").is_dir() and (folder / "table.json").is_file():
-        rows = storage.read_json(folder / "table.json", "rows")["rows"]
         try:
+            rows = storage.read_json(folder / "table.json", "rows")["rows"]
             found = [folder / "runs" / name for row in rows for name in row["runs"]]
-        except (TypeError, KeyError):
-            raise EowError(f"{folder / 'table.json'} does not name its runs: run the bench again") from None
+        except (TypeError, KeyError, EowError):
+            raise EowError(
+                f"{folder / 'table.json'} does not name its runs: remove it and run the bench again"
+            ) from None
         found = [run for run in found if (run / "summary.json").exists()]
     return found or [folder]
 

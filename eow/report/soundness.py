@@ -25,7 +25,7 @@ def check_run(folder: Path, config: dict[str, Any], summary: dict[str, Any], log
               "log.jsonl": next(filter(None, map(fault_of_line, log)), None)}  # fmt: skip
     for name, fault in faults.items():
         if fault:
-            raise EowError(f"{folder / name} is damaged ({fault}): {made_again(folder)}")
+            raise EowError(f"{folder / name} is damaged ({fault}): {made_again(folder / name)}")
 
 
 def fault_of_config(config: dict[str, Any]) -> str | None:
