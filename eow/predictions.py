@@ -157,7 +157,7 @@ def compute(
             for name, value in fields.items():
                 if value is not None:
                     parts.setdefault(name, []).append(value.cpu().numpy())
-    arrays = {name: np.concatenate(parts.pop(name)) for name in [*parts]}  # one after the other: all twice is too much
+    arrays = {name: np.concatenate(values) for name, values in parts.items()}
     check_finite(arrays.values(), dataset.name)
     return arrays
 
