@@ -18,6 +18,7 @@ from eow.predictions import CLOSE, chunks
 from eow.typed import as_python, convert
 
 FIELDS = ("probs", "logits", "unknown")
+BLUR = 1e-2  # how far float32 may move a probability: logits around 10^5 are moved less, those around 10^6 more
 
 Arrays = dict[str, np.ndarray]
 
@@ -95,6 +96,7 @@ def of_logits(tables: dict[str, Any], odds: float | None, whose: str) -> Arrays:
             logits[rows] = block
         check_finite(block, logits[rows], rows.start, whose)
         shares = softmax(logits[rows])
+        check_rounding(block, logits[rows], shares, rows.start, whose)
         probs[rows], label[rows] = shares[:, :classes], block[:, :classes].argmax(1)
         if odds is not None:
             unknown[rows] = shares[:, -1]
@@ -119,6 +121,18 @@ def check_finite(block: np.ndarray, kept: np.ndarray, first: int, whose: str) ->
         value = float(block[row, column])
         then = "where a class is ruled out, give probs, which can be 0" if value < 0 else "look at what made them"
         raise EowError(f"logits of {whose} are not all finite numbers ({value:g} in row {first + row}): {then}")
+
+
+def check_rounding(block: np.ndarray, kept: np.ndarray, shares: np.ndarray, first: int, whose: str) -> None:
+    """What float32 keeps of some rows of logits has the shares that they have themselves: a large offset, as that of
+    log-densities, may leave it no digits for their differences."""
+    off = np.zeros(1) if np.array_equal(kept, block) else np.abs(softmax(block) - shares).max(1)
+    if off.max() > BLUR:
+        row = int(off.argmax())
+        raise EowError(
+            f"logits of {whose} are so large that float32 rounds their differences away ({block[row].max():g} in row "
+            f"{first + row}): subtract the same from all of a row, its maximum for example"
+        )
 
 
 def far(one: Any, other: np.ndarray) -> bool:

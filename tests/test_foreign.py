@@ -79,6 +79,17 @@ def test_a_fault_is_found_in_any_chunk_and_named() -> None:
         answers(probs, None, "all")
 
 
+def test_logits_whose_differences_float32_rounds_away_are_told_of() -> None:
+    """Log-densities may lie around -1e9: cut to float32 they are all the same, and so were the probabilities."""
+    logits = np.log(PROBS.astype(np.float64)) - 1e9
+    with pytest.raises(EowError, match=r"float32 rounds their differences away \(-1e\+09 in row \d+\): subtract"):
+        answers({"logits": logits}, None, "all")
+    found = answers({"logits": logits - logits.max(1, keepdims=True)}, None, "all")["probs"]
+    np.testing.assert_allclose(found, PROBS, atol=1e-6)
+    answers({"logits": logits.astype(np.float32)}, None, "all")  # the model's own, as it gave them
+    answers({"logits": np.log(PROBS.astype(np.float64)) - 1e5}, None, "all")  # enough is left
+
+
 @pytest.mark.parametrize("kind", [np.asarray, np.float16, torch.tensor])
 def test_probabilities_that_come_as_logits_are_told_of(kind: Any) -> None:
     """Their softmax would be close to even, and every figure wrong without a word."""
