@@ -32,9 +32,11 @@ def checked_odds(odds: Any) -> float | None:
     return odds
 
 
-def answers(said: Any, odds: float | None, whose: str) -> Arrays:
+def answers(said: Any, odds: float | None, whose: str, classes: Sequence[Any] = ()) -> Arrays:
     """probs, unknown, label and confidence, and logits where they are given, in float32, from what a model said."""
     given = fields_of(said)
+    for table in given.values():
+        check_titles([str(each) for each in getattr(table, "columns", ())], [str(each) for each in classes], whose)
     if "probs" not in given and "logits" not in given:
         raise EowError(f"of {whose} there are neither probs nor logits: give one of them, (N, K)")
     tables = {key: as_table(value, f"{key} of {whose}", 1 if key == "unknown" else 2) for key, value in given.items()}
@@ -47,6 +49,16 @@ def answers(said: Any, odds: float | None, whose: str) -> Arrays:
     if (tables["logits"] if "logits" in tables else tables["probs"]).shape[1] - wide < 2:
         raise EowError(f"of {whose} there is one class: of two, give the probabilities of both, (N, 2)")
     return of_logits(tables, odds, whose) if "logits" in tables else of_probs(tables, whose)
+
+
+def check_titles(titles: list[str], classes: list[str], whose: str) -> None:
+    """The columns of a data frame that is titled with the classes are in their order."""
+    ours = [each for each in titles if each in classes]
+    if ours != classes and sorted(ours) == sorted(classes):
+        raise EowError(
+            f"the columns of {whose} are {', '.join(ours)!r:.80} and classes {', '.join(classes)!r:.80}: give both in "
+            "one order"
+        )
 
 
 def fields_of(said: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from handmade import spoken
@@ -77,6 +78,18 @@ def test_a_fault_is_found_in_any_chunk_and_named() -> None:
     probs[row] = np.nan
     with pytest.raises(EowError, match="probs of all has 4 values that are nan"):
         answers(probs, None, "all")
+
+
+def test_the_columns_of_a_data_frame_are_in_the_order_of_the_classes(tmp_path: Path) -> None:
+    frame, names = pandas.DataFrame(PROBS, columns=list("abcd")), list("abcd")
+    words = np.array(names)[LABELS]
+    found = import_predictions(tmp_path / "a", frame, words, classes=names, unknowns={"far": frame})
+    assert found["metrics"]["test"]["accuracy"] == np.mean(PROBS.argmax(1) == LABELS)
+    turned = frame[list("dcba")]
+    given = {"classes": names, "unknowns": {"far": frame}, "certify": (frame[:50], words[:50])}
+    for said, more in ((turned, {}), (frame, {"unknowns": {"far": turned}}), (frame, {"certify": (turned, words)})):
+        with pytest.raises(EowError, match="are 'd, c, b, a' and classes 'a, b, c, d': give both in one order"):
+            import_predictions(tmp_path / "b", said, words, **{**given, **more})
 
 
 def test_logits_whose_differences_float32_rounds_away_are_told_of() -> None:

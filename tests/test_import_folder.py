@@ -97,6 +97,7 @@ def test_places_where_no_folder_can_be_made(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(here)
     for folder, words in (
         ("", "an empty text"),
+        (7, "7 cannot be made"),
         (".", "the folder you are in"),
         (here, "the folder you are in"),
         (file, "is there already"),
