@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,16 +141,23 @@ def check_alike(first: list[Predictions], second: list[Predictions]) -> None:
     every = first + second
     if len({each.manifest["data_hash"] for each in every}) > 1:
         raise EowError("the runs were tested on different samples, so no difference can be paired: compare others")
-    # Of what was imported the samples are told by their labels, which say nothing of the classes beside theirs.
-    if len(widths := sorted({each.probs.shape[1] for each in every})) > 1:
+    for pair in combinations(every, 2):
+        check_classes(*pair)
+
+
+def check_classes(one: Predictions, other: Predictions) -> None:
+    """The same classes, by number and, where both name them, by name: of what was imported the samples are told by
+    their labels alone, which say nothing of the classes beside theirs."""
+    first, second = one.manifest["method"], other.manifest["method"]
+    ours, theirs = one.probs.shape[1], other.probs.shape[1]
+    if ours != theirs:
         raise EowError(
-            f"the runs choose among {widths[0]} and {widths[-1]} classes, so their figures are not of one task: "
-            "compare those of the same classes"
+            f"{first} chooses among {ours} classes and {second} among {theirs}, so their figures are not of one task: "
+            "compare runs of the same classes"
         )
-    named = [names for each in every if (names := each.manifest.get("classes"))]
-    for names in named[1:]:
-        if pairs := [(one, other) for one, other in zip(named[0], names) if one != other]:
+    for mine, yours in zip(one.manifest.get("classes") or (), other.manifest.get("classes") or ()):
+        if mine != yours:
             raise EowError(
-                f"a class is called {pairs[0][0]!r:.80} in one run and {pairs[0][1]!r:.80} in another: compare those "
-                "of the same classes, or import one again with the other's names"
+                f"{first} calls a class {mine!r:.80} and {second} calls it {yours!r:.80}: compare runs of the same "
+                "classes, or import one again with the other's names"
             )
