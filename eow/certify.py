@@ -53,7 +53,7 @@ def certify(
     found = certified_threshold(*as_predicted(said, unknown_rate), max_risk, delta)
     path = folder / FILE
     if found is None:
-        path.unlink(missing_ok=True)
+        storage.remove(path)
         return None
     promise = Threshold(
         found.threshold, max_risk, delta, found.coverage, found.risk, found.bound, len(said.label), unknown_rate,

@@ -1,7 +1,9 @@
 """Two methods on the same samples: what differs, by how much, and how sure that is."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +49,9 @@ def compare(
     """
     if not first or not second:
         raise EowError("there is nothing to compare: give at least one run on either side")
+    theirs = {os.path.realpath(folder) for folder in second}
+    if both := [folder for folder in first if os.path.realpath(folder) in theirs]:
+        raise EowError(f"{both[0]} stands on both sides, and no run differs from itself: give the other method's run")
     sides = [
         sorted((read_run(folder, unknown_rate, unknowns) for folder in side), key=lambda run: seed_of(run[0]))
         for side in (first, second)
@@ -116,8 +121,8 @@ def seed_of(said: Predictions) -> int:
 
 
 def check_alike(first: list[Predictions], second: list[Predictions]) -> None:
-    """The same samples in the same order everywhere, the same seeds on both sides, one method with one setting and no
-    seed twice on each."""
+    """The same samples in the same order and the same classes everywhere, the same seeds on both sides, one method with
+    one setting and no seed twice on each."""
     for side in (first, second):
         if len(methods := {each.manifest["method"] for each in side}) > 1:
             raise EowError(f"the runs of one side are of {', '.join(sorted(methods))}: give those of one method")
@@ -136,3 +141,23 @@ def check_alike(first: list[Predictions], second: list[Predictions]) -> None:
     every = first + second
     if len({each.manifest["data_hash"] for each in every}) > 1:
         raise EowError("the runs were tested on different samples, so no difference can be paired: compare others")
+    for pair in combinations(every, 2):
+        check_classes(*pair)
+
+
+def check_classes(one: Predictions, other: Predictions) -> None:
+    """The same classes, by number and, where both name them, by name: of what was imported the samples are told by
+    their labels alone, which say nothing of the classes beside theirs."""
+    first, second = one.manifest["method"], other.manifest["method"]
+    ours, theirs = one.probs.shape[1], other.probs.shape[1]
+    if ours != theirs:
+        raise EowError(
+            f"{first} chooses among {ours} classes and {second} among {theirs}, so their figures are not of one task: "
+            "compare runs of the same classes"
+        )
+    for mine, yours in zip(one.manifest.get("classes") or (), other.manifest.get("classes") or ()):
+        if mine != yours:
+            raise EowError(
+                f"{first} calls a class {mine!r:.80} and {second} calls it {yours!r:.80}: compare runs of the same "
+                "classes, or import one again with the other's names"
+            )

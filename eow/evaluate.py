@@ -17,11 +17,10 @@ from eow.metrics.scores import parts_of
 from eow.metrics.smooth import CELLS, smooth_gap
 from eow.metrics.statistics import FEWEST
 from eow.predictions import Predictions, file_name, losses, read
-from eow.storage import file_hash, read_json
+from eow.storage import IMPORTED, file_hash, read_json
 
 KNOWN = "test"  # the name of the predictions on the known classes' test set
 BINS = 15  # of the calibration errors
-IMPORTED = "imported"  # in place of a recipe's name in the config.json of predictions that eow has not made
 CERTIFY = "certify"  # those on which a threshold is certified: no figure is ever taken of them
 
 
@@ -133,12 +132,16 @@ def read_all(
     folder, left_out = Path(folder), {file_name(name) for name in without}
     files = [file for file in sorted((folder / "predictions").glob("*.safetensors")) if file.name not in left_out]
     if finished and not (folder / "summary.json").exists() and (files or (folder / "config.json").exists()):
+        if is_imported(folder):
+            raise EowError(f"there is no summary.json in {folder}: it is not the whole import, import it again")
         command = f"eow train --resume --out {shlex.quote(str(folder))}"
         raise EowError(f"the run in {folder} is not finished: resume it with `{command}` first")
     weights = file_hash(folder / "weights.safetensors") if (folder / "weights.safetensors").exists() else None
     found = {each.manifest["name"]: each for each in (read_own(file, weights) for file in files)}
     found.pop(CERTIFY, None)
     if KNOWN not in found:
+        if is_imported(folder):
+            raise EowError(f"there are no predictions on {KNOWN} in {folder}: import it again")
         raise EowError(f"there are no predictions in {folder}: is that the folder of a finished run?")
     for name, each in found.items():
         if (ours := width_of(found[KNOWN])) != (theirs := width_of(each)):

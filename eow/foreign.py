@@ -18,6 +18,7 @@ from eow.predictions import CLOSE, chunks
 from eow.typed import as_python, convert
 
 FIELDS = ("probs", "logits", "unknown")
+BLUR = 1e-2  # how far float32 may move a probability: logits around 10^5 are moved less, those around 10^6 more
 
 Arrays = dict[str, np.ndarray]
 
@@ -31,9 +32,11 @@ def checked_odds(odds: Any) -> float | None:
     return odds
 
 
-def answers(said: Any, odds: float | None, whose: str) -> Arrays:
+def answers(said: Any, odds: float | None, whose: str, classes: Sequence[Any] = ()) -> Arrays:
     """probs, unknown, label and confidence, and logits where they are given, in float32, from what a model said."""
     given = fields_of(said)
+    for table in given.values():
+        check_titles([str(each) for each in getattr(table, "columns", ())], [str(each) for each in classes], whose)
     if "probs" not in given and "logits" not in given:
         raise EowError(f"of {whose} there are neither probs nor logits: give one of them, (N, K)")
     tables = {key: as_table(value, f"{key} of {whose}", 1 if key == "unknown" else 2) for key, value in given.items()}
@@ -46,6 +49,16 @@ def answers(said: Any, odds: float | None, whose: str) -> Arrays:
     if (tables["logits"] if "logits" in tables else tables["probs"]).shape[1] - wide < 2:
         raise EowError(f"of {whose} there is one class: of two, give the probabilities of both, (N, 2)")
     return of_logits(tables, odds, whose) if "logits" in tables else of_probs(tables, whose)
+
+
+def check_titles(titles: list[str], classes: list[str], whose: str) -> None:
+    """The columns of a data frame that is titled with the classes are in their order."""
+    ours = [each for each in titles if each in classes]
+    if ours != classes and sorted(ours) == sorted(classes):
+        raise EowError(
+            f"the columns of {whose} are {', '.join(ours)!r:.80} and classes {', '.join(classes)!r:.80}: give both in "
+            "one order"
+        )
 
 
 def fields_of(said: Any) -> dict[str, Any]:
@@ -87,12 +100,15 @@ def of_logits(tables: dict[str, Any], odds: float | None, whose: str) -> Arrays:
     classes = table.shape[1] - (odds is not None)
     logits, label = np.empty(table.shape, np.float32), np.empty(count, np.int64)
     probs, unknown = np.empty((count, classes), np.float32), np.zeros(count, np.float32)
+    if all(are_probabilities(block_of(table, rows)) for rows in chunks(count)):
+        raise EowError(f"logits of {whose} are probabilities, no row's sum but 1: give them as `probs` (and `unknown`)")
     for rows in chunks(count):
         block = block_of(table, rows)
         with np.errstate(over="ignore"):
             logits[rows] = block
         check_finite(block, logits[rows], rows.start, whose)
         shares = softmax(logits[rows])
+        check_rounding(block, logits[rows], shares, rows.start, whose)
         probs[rows], label[rows] = shares[:, :classes], block[:, :classes].argmax(1)
         if odds is not None:
             unknown[rows] = shares[:, -1]
@@ -103,6 +119,12 @@ def of_logits(tables: dict[str, Any], odds: float | None, whose: str) -> Arrays:
     return {"probs": probs, "unknown": unknown, "logits": logits, "label": label, "confidence": probs.max(1)}
 
 
+def are_probabilities(block: np.ndarray) -> bool:
+    """Rows of none below 0 that sum to 1, as no network's logits do: their softmax would be close to even."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool((block >= 0).all() and (np.abs(block.sum(1) - 1) <= CLOSE).all())
+
+
 def check_finite(block: np.ndarray, kept: np.ndarray, first: int, whose: str) -> None:
     """What is kept of some rows of logits, in float32, is numbers."""
     wrong = ~np.isfinite(kept)
@@ -111,6 +133,18 @@ def check_finite(block: np.ndarray, kept: np.ndarray, first: int, whose: str) ->
         value = float(block[row, column])
         then = "where a class is ruled out, give probs, which can be 0" if value < 0 else "look at what made them"
         raise EowError(f"logits of {whose} are not all finite numbers ({value:g} in row {first + row}): {then}")
+
+
+def check_rounding(block: np.ndarray, kept: np.ndarray, shares: np.ndarray, first: int, whose: str) -> None:
+    """What float32 keeps of some rows of logits has the shares that they have themselves: a large offset, as that of
+    log-densities, may leave it no digits for their differences."""
+    off = np.zeros(1) if np.array_equal(kept, block) else np.abs(softmax(block) - shares).max(1)
+    if off.max() > BLUR:
+        row = int(off.argmax())
+        raise EowError(
+            f"logits of {whose} are so large that float32 rounds their differences away ({block[row].max():g} in row "
+            f"{first + row}): subtract the same from all of a row, its maximum for example"
+        )
 
 
 def far(one: Any, other: np.ndarray) -> bool:

@@ -24,11 +24,11 @@ import numpy as np
 from eow.data.files import is_file
 from eow.data.tables import npz_arrays
 from eow.errors import EowError
-from eow.evaluate import CERTIFY, IMPORTED, KNOWN, evaluate
+from eow.evaluate import CERTIFY, KNOWN, evaluate
 from eow.foreign import FIELDS, Arrays, answers, checked_odds, class_values, columns_of
 from eow.identity import NO_LABEL, Identity, alike, hash_of
 from eow.predictions import file_name, write
-from eow.storage import TOKEN, locked, make_folder, write_json
+from eow.storage import IMPORTED, TOKEN, locked, make_folder, write_json
 from eow.training import stopping
 from eow.typed import as_python, check_range, convert
 
@@ -73,14 +73,14 @@ def import_predictions(
         raise EowError("the model has no name: give it the one that tables are to show")
     seed, odds, values = convert(as_python(seed), int, "seed"), checked_odds(odds), class_values(classes)
     check_range("seed", seed, 0)
-    told = answers(said, odds, TESTED)
+    told = answers(said, odds, TESTED, values)
     truth = columns_of(told["probs"], labels, values, TESTED)
     of = Identity(data, truth, values)
     if like is not None:
         of = alike(Path(like), truth, told["probs"].shape[1], of)
     parts, sets = {KNOWN: {**told, "labels": truth}}, {KNOWN: of.test_hash}
     for each, theirs in named(unknowns).items():
-        parts[each] = without_labels(answers(theirs, odds, f"the unknowns {each}"))
+        parts[each] = without_labels(answers(theirs, odds, f"the unknowns {each}", values))
         sets[each] = of.unknown_hash(each, len(parts[each]["labels"]))
     if certify is not None:
         parts[CERTIFY] = to_certify(certify, odds, values)
@@ -102,7 +102,7 @@ def new_folder(folder: str | Path) -> Path:
         place = Path(os.path.realpath(folder))
         taken, here = os.path.lexists(place), place == Path.cwd()
         free = not taken or (place.is_dir() and not any(place.iterdir()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise cannot(folder, error) from None
     if here:  # it would be replaced, and whoever is in it be left in none
         raise EowError(f"{folder} is the folder you are in: import into a new one")
@@ -155,7 +155,7 @@ def without_labels(told: Arrays) -> Arrays:
 def to_certify(given: Any, odds: float | None, classes: Sequence[Any]) -> Arrays:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise EowError("certify is a pair: what the model said of the samples, and their labels")
-    told = answers(given[0], odds, KEPT)
+    told = answers(given[0], odds, KEPT, classes)
     return {**told, "labels": columns_of(told["probs"], given[1], classes, KEPT)}
 
 

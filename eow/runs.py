@@ -244,7 +244,7 @@ def once_more(folder: Path, data: RunData, place: Place) -> dict[str, Any]:
     if lost := [name for name, file in files.items() if not readable(file)]:
         run = load(folder, str(place.device))
         for name in lost:
-            files[name].unlink(missing_ok=True)
+            storage.remove(files[name])
             predict_set(run, name, tested[name])
     return summary
 

@@ -19,6 +19,8 @@ from typing import IO, Any
 
 from eow.errors import EowError
 
+IMPORTED = "imported"  # in place of a recipe's name in the config.json of predictions that eow has not made
+LATER = {"threshold.json": "eow threshold", "corruptions.json": "eow evaluate --corruptions"}  # written then
 LARGEST_TEXT = 256 << 20  # bytes of a JSON file or a log: a run's own have a thousandth of it
 TOKEN = re.compile(r"[0-9a-f]{8}")  # what ends the name of a file that `atomic` is filling
 
@@ -88,12 +90,24 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     except OSError as error:
         raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:
-        raise EowError(f"{path} cannot be read as JSON: {error}; it is damaged, train the run again") from None
+        raise EowError(f"{path} cannot be read as JSON: {error}; it is damaged, {made_again(path)}") from None
     if not isinstance(value, dict):
-        raise EowError(f"{path} holds no JSON object: it is damaged, train the run again")
+        raise EowError(f"{path} holds no JSON object: it is damaged, {made_again(path)}")
     if missing := [key for key in keys if key not in value]:
-        raise EowError(f"{path} has no {', '.join(missing)}: it is damaged, train the run again")
+        raise EowError(f"{path} has no {', '.join(missing)}: it is damaged, {made_again(path)}")
     return value
+
+
+def made_again(path: Path) -> str:
+    """What to do where a file in the folder of a run is damaged: predictions from elsewhere cannot be trained, and what
+    was made after training need not be."""
+    if path.name in LATER:
+        return f"make it again with `{LATER[path.name]}`"
+    try:
+        recipe = json.loads(read_text(path.with_name("config.json")))["recipe"]
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
+        return "train the run again or, if it was imported, import it again"
+    return "import it again" if recipe == IMPORTED else "train the run again"
 
 
 def unreadable(path: Path, error: OSError) -> EowError:
@@ -113,11 +127,30 @@ def write_tensors(path: Path, tensors: dict[str, Any], header: dict[str, Any]) -
 
 
 def write_arrays(path: Path, arrays: dict[str, Any], header: dict[str, Any]) -> None:
-    """The same for numpy arrays."""
-    from safetensors.numpy import save
+    """The same for numpy arrays: the bytes that safetensors would make, piece by piece, for its own way holds every
+    array three times. And it writes what lies behind an array's first entry, which of a slice of columns is not it."""
+    import numpy as np
 
-    data = save(arrays, {"eow": json.dumps(header)})
-    atomic(path, lambda file: file.write(data))
+    from eow.mapping import pieces
+
+    kinds = {np.dtype(code): name for name, code in NUMBERS.items()}
+    little = {name: array.dtype.newbyteorder("<") for name, array in arrays.items()}
+    order = sorted(arrays, key=lambda name: (-list(kinds).index(little[name]), name))
+    table: dict[str, Any] = {"__metadata__": {"eow": json.dumps(header)}}
+    end = 0
+    for name in order:
+        start, end = end, end + arrays[name].nbytes
+        table[name] = {"dtype": kinds[little[name]], "shape": arrays[name].shape, "data_offsets": [start, end]}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    def fill(file: IO[bytes]) -> None:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            for rows in pieces(arrays[name]):
+                file.write(np.ascontiguousarray(arrays[name][rows], little[name]).data)
+
+    atomic(path, fill)
 
 
 def read_tensors(path: Path, framework: str = "pt") -> tuple[dict[str, Any], dict[str, Any]]:
@@ -142,9 +175,11 @@ def map_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays, header
 
 
-# How safetensors calls the numbers that numpy has too.
-NUMBERS = {"BOOL": "?", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
-NUMBERS |= {f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)}
+# How safetensors calls the numbers that numpy has too, the last of them first in a file.
+NUMBERS = {
+    "BOOL": "?", "U8": "<u1", "I8": "<i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4", "U32": "<u4",
+    "F32": "<f4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
+}  # fmt: skip
 
 
 @contextmanager
@@ -175,6 +210,14 @@ def file_hash(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def remove(path: Path) -> None:
+    try:
+        if os.path.lexists(path):  # in a folder that cannot be written to there may be nothing to remove
+            path.unlink()
+    except OSError as error:
+        raise EowError(f"{path} cannot be removed: {error.strerror or error}; remove it yourself") from None
 
 
 def make_folder(path: Path) -> None:
@@ -230,7 +273,7 @@ class Log:
         except OSError as error:
             raise unreadable(self.path, error) from None
         except UnicodeDecodeError:
-            raise EowError(f"{self.path} is not text: it is damaged, train the run again") from None
+            raise EowError(f"{self.path} is not text: it is damaged, {made_again(self.path)}") from None
         lines = []
         for line in text.splitlines():
             try:

@@ -11,6 +11,8 @@ from scipy.stats import ttest_rel
 from eow.bench.grid import Grid, make_grid
 from eow.bench.table import compared, holm, make_table, markdown, text_cells, write_table
 from eow.config import to_table
+from eow.errors import EowError
+from eow.report import report
 
 FIGURES = {  # accuracy by method and seed
     "vanilla": [0.901, 0.904, 0.899, 0.902],
@@ -167,3 +169,11 @@ def test_the_same_runs_give_the_same_bytes_and_the_csv_all_figures(tmp_path: Pat
     assert float(mean["accuracy %"]) == pytest.approx(100 * statistics.mean(FIGURES["eow"]))
     assert float(mean["accuracy % (paper)"]) == 98.91
     assert next(line for line in lines if line["method"] == "vanilla")["unknown"] == ""
+
+
+def test_a_report_on_a_damaged_table_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for text in ("", "{", "[]", "{}", '{"rows": 3}', '{"rows": [{}]}'):
+        (tmp_path / "table.json").write_text(text)
+        with pytest.raises(EowError, match=r"table\.json does not name its runs: remove it and run the bench again"):
+            report([tmp_path], tmp_path / "report.md", "md")

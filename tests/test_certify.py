@@ -139,6 +139,14 @@ def test_no_threshold_is_an_answer_and_takes_an_older_one_away(folder: Path, tmp
     assert all(row["label"] >= 0 for row in predict_files(runs.load(folder), [file]))
 
 
+def test_an_older_threshold_that_cannot_be_taken_away_is_told_of(folder: Path) -> None:
+    (folder / FILE).mkdir()
+    with pytest.raises(EowError, match=r"threshold\.json cannot be removed: Is a directory; remove it yourself"):
+        certify(folder, max_risk=1e-4)
+    (folder / FILE).rmdir()
+    assert certify(folder, max_risk=1e-4) is None
+
+
 def test_the_figures_do_not_change_with_a_threshold(folder: Path) -> None:
     from eow.evaluate import evaluate
 
@@ -259,7 +267,7 @@ GOOD = Threshold(0.9, 0.01, 0.05, 0.5, 0.001, 0.009, 300, None, "w")._asdict()
 )  # fmt: skip
 def test_a_damaged_threshold_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
-    with pytest.raises(EowError, match=r"threshold\.json"):
+    with pytest.raises(EowError, match=r"threshold\.json.*`eow threshold`"):
         stored(tmp_path)
 
 

@@ -540,7 +540,9 @@ def test_compare_prints_differences_and_p_values(run: Path, call, tmp_path: Path
         assert (f"{row['p_value']:.3f}" if row["p_value"] >= 0.001 else "<.001") in out
     refused(call("compare", run, "--against", other, "--against", other), "a seed is there twice")
     refused(call("compare", run, "--against", tmp_path / "none"), "no predictions")
-    refused(call("compare", other, "--against", other, "--unknown-rate", "0.1"), "unknown logit")
+    refused(call("compare", other, "--against", other), "stands on both sides")
+    copy = shutil.copytree(other, tmp_path / "copy")
+    refused(call("compare", other, "--against", copy, "--unknown-rate", "0.1"), "unknown logit")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ from sklearn.metrics import roc_auc_score
 
 from eow.compare import compare
 from eow.errors import EowError
+from eow.importing import import_predictions
 from eow.metrics import ece
+from eow.report import report
 
 COUNT = 1500
 LABELS = np.random.default_rng(99).integers(CLASSES, size=COUNT)
@@ -85,7 +87,7 @@ def test_a_real_difference_has_a_small_p_and_none_a_large_one(tmp_path: Path) ->
     for row in table(good, alike).values():
         assert row.p_value > 0.05
         assert row.low < 0 < row.high
-    for row in table(good, good).values():
+    for row in table(good, runs(tmp_path, "copy", [2.3] * 3, 0)).values():
         assert (row.difference, row.p_value) == (0, 1)
 
 
@@ -122,8 +124,9 @@ def test_an_unknown_rate_is_for_the_side_that_has_an_unknown(tmp_path: Path) -> 
     assert shifted["nll"].first == pytest.approx(expected, rel=1e-6)
     assert shifted["nll"].difference == pytest.approx(expected - plain["nll"].second, rel=1e-6)
     assert table(vanilla, eow, unknown_rate=0.5)["nll"].second == pytest.approx(expected, rel=1e-6)
+    copy = [write_run(tmp_path / "copy", {"test": said(1, 2.0, open_world=False)})]
     with pytest.raises(EowError, match="none of these runs has an unknown logit"):
-        compare(vanilla, vanilla, unknown_rate=0.5)
+        compare(vanilla, copy, unknown_rate=0.5)
 
 
 def among(seed: int, skill: float, unknown: float, *, open_world: bool = True, count: int = 300) -> dict[str, Any]:
@@ -155,7 +158,8 @@ def test_auroc_is_compared_on_the_unknowns_that_all_have_predicted(tmp_path: Pat
         assert found[name].low < found[name].difference < found[name].high
     assert found["auroc_unknown"].p_value < 0.05
     assert {row.figure for row in compare(good, bad, unknowns=False)} == {row.figure for row in rows[:5]}
-    same = [row for row in compare(good, good) if row.unknowns]
+    copies = [write_run(tmp_path / f"copy-{i}", among(i, 2.0, 2.0), seed=i) for i in range(2)]
+    same = [row for row in compare(good, copies) if row.unknowns]
     assert [(row.difference, row.p_value) for row in same] == [(0, 1)] * 3
 
 
@@ -169,8 +173,8 @@ def test_auroc_by_unknown_needs_one_on_both_sides_and_other_sets_are_left_out(tm
     by_both = [("auroc_confidence", "strange"), ("auroc_entropy", "strange")]
     assert unknowns(eow, vanilla) == by_both
     assert unknowns(vanilla, eow, unknown_rate=0.3) == by_both
-    few = [write_run(tmp_path / "few", among(0, 2.0, 2.0, count=9))]
-    assert unknowns(few, few) == []
+    few = [[write_run(tmp_path / name, among(0, 2.0, 2.0, count=9))] for name in ("few", "no more")]
+    assert unknowns(*few) == []
     shifted, plain = (next(row for row in compare(eow, vanilla, rate) if row.unknowns).first for rate in (0.9, None))
     logits = [each["logits"].astype(np.float64) for each in among(0, 2.0, 2.0).values()]
     for each in logits:
@@ -211,3 +215,33 @@ def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
         old = write_run(tmp_path / "old", {"test": spoken(0, COUNT)}, **header)
         with pytest.raises(EowError, match="do not say of which seed and data"):
             compare([old], second[:1])
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    """By whatever name, and not if it is one of several either: a table of zeros would look like a finding."""
+    first, second = runs(tmp_path, "first", [2.0, 2.0], 0), runs(tmp_path, "second", [2.0, 2.0], 5)
+    (tmp_path / "link").symlink_to("first-0")
+    for sides in ((first, first), (first[:1], [tmp_path / "link"]), (first, [first[0], second[1]])):
+        with pytest.raises(EowError, match="first-0 stands on both sides, and no run differs from itself"):
+            compare(*sides)
+
+
+def test_runs_of_other_classes_are_not_compared(tmp_path: Path) -> None:
+    """Imported predictions with the same labels are of the same samples, as far as can be seen; if one model chooses
+    among more classes, or calls them otherwise, the two do not have the same task."""
+    labels = np.arange(60) % 2
+    names: dict[str, Any] = {"two": "ab", "three": "abc", "others": "ba", "nameless": ()}
+    for name, classes in names.items():
+        probs = np.full((60, len(classes) or 2), 1 / (len(classes) or 2))
+        import_predictions(tmp_path / name, probs, labels, classes=list(classes), data="x", name="vanilla"[: len(name)])
+    two, three, others, nameless = ([tmp_path / name] for name in names)
+    with pytest.raises(EowError, match="van chooses among 2 classes and vanil among 3"):
+        compare(two, three)
+    with pytest.raises(EowError, match="vanil chooses among 3 classes and vanilla among 2"):
+        compare(three, nameless)
+    with pytest.raises(EowError, match="van calls a class 'a' and vanill calls it 'b'"):
+        compare(two, others)
+    assert compare(two, nameless)[0].difference == 0
+    report([*two, *three, *nameless], tmp_path / "report.md", "md")
+    sections = [line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("## ")]
+    assert sections == ["## x, 2 classes", "## x, 3 classes"]

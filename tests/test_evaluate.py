@@ -325,13 +325,14 @@ def test_what_a_threshold_was_certified_on_enters_no_figure(folder: Path, tmp_pa
         evaluate(tmp_path / "run")
 
 
-def test_figures_need_no_network(folder: Path) -> None:
+def test_figures_need_no_network(folder: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from eow.evaluate import evaluate; from eow.compare import compare\n"
-        "evaluate(sys.argv[1], 0.1, bootstrap=True); compare([sys.argv[1]], [sys.argv[1]])\n"
+        "evaluate(sys.argv[1], 0.1, bootstrap=True); compare([sys.argv[1]], [sys.argv[2]])\n"
         "print([name for name in ('torch', 'sklearn', 'matplotlib') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    done = subprocess.run([sys.executable, "-c", code, str(folder), copy], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 
 

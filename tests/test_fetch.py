@@ -198,6 +198,18 @@ def test_all_mirrors_down_names_each(server: Server, tmp_path: Path, monkeypatch
         fetch("toy", tmp_path, progress=False)
 
 
+def test_a_folder_that_cannot_be_written_to_is_not_the_mirrors_fault(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_file(monkeypatch, server, CONTENT)
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        EowError, match=r"the folder \S+file/deep cannot be written to: Not a directory; choose another"
+    ):
+        fetch("toy", tmp_path / "file", progress=False)
+    assert server.requests == []
+
+
 def test_without_a_network_one_sentence_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that nobody listens on is no network; neither is a name that nobody knows."""
     monkeypatch.setenv("NO_PROXY", "*")

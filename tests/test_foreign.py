@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from handmade import spoken
@@ -77,6 +78,38 @@ def test_a_fault_is_found_in_any_chunk_and_named() -> None:
     probs[row] = np.nan
     with pytest.raises(EowError, match="probs of all has 4 values that are nan"):
         answers(probs, None, "all")
+
+
+def test_the_columns_of_a_data_frame_are_in_the_order_of_the_classes(tmp_path: Path) -> None:
+    frame, names = pandas.DataFrame(PROBS, columns=list("abcd")), list("abcd")
+    words = np.array(names)[LABELS]
+    found = import_predictions(tmp_path / "a", frame, words, classes=names, unknowns={"far": frame})
+    assert found["metrics"]["test"]["accuracy"] == np.mean(PROBS.argmax(1) == LABELS)
+    turned = frame[list("dcba")]
+    given = {"classes": names, "unknowns": {"far": frame}, "certify": (frame[:50], words[:50])}
+    for said, more in ((turned, {}), (frame, {"unknowns": {"far": turned}}), (frame, {"certify": (turned, words)})):
+        with pytest.raises(EowError, match="are 'd, c, b, a' and classes 'a, b, c, d': give both in one order"):
+            import_predictions(tmp_path / "b", said, words, **{**given, **more})
+
+
+def test_logits_whose_differences_float32_rounds_away_are_told_of() -> None:
+    """Log-densities may lie around -1e9: cut to float32 they are all the same, and so were the probabilities."""
+    logits = np.log(PROBS.astype(np.float64)) - 1e9
+    with pytest.raises(EowError, match=r"float32 rounds their differences away \(-1e\+09 in row \d+\): subtract"):
+        answers({"logits": logits}, None, "all")
+    found = answers({"logits": logits - logits.max(1, keepdims=True)}, None, "all")["probs"]
+    np.testing.assert_allclose(found, PROBS, atol=1e-6)
+    answers({"logits": logits.astype(np.float32)}, None, "all")  # the model's own, as it gave them
+    answers({"logits": np.log(PROBS.astype(np.float64)) - 1e5}, None, "all")  # enough is left
+
+
+@pytest.mark.parametrize("kind", [np.asarray, np.float16, torch.tensor])
+def test_probabilities_that_come_as_logits_are_told_of(kind: Any) -> None:
+    """Their softmax would be close to even, and every figure wrong without a word."""
+    with pytest.raises(EowError, match="logits of all are probabilities, no row's sum but 1: give them as `probs`"):
+        answers({"logits": kind(PROBS)}, None, "all")
+    answers({"logits": np.log(PROBS)}, None, "all")
+    answers({"logits": np.where(np.arange(len(PROBS))[:, None], PROBS, 9.0)}, None, "all")  # one row that is none
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,5 +1,6 @@
 """Where imported predictions are written: whole or not at all, whatever ends the import, and never over anything."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 from handmade import spoken
 
+from eow.compare import compare
 from eow.errors import EowError
 from eow.evaluate import evaluate
 from eow.importing import HALF, import_predictions
+from eow.report import report
 from eow.storage import locked
 
 SAID = spoken(0, open_world=False)
@@ -94,6 +97,7 @@ def test_places_where_no_folder_can_be_made(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(here)
     for folder, words in (
         ("", "an empty text"),
+        (7, "7 cannot be made"),
         (".", "the folder you are in"),
         (here, "the folder you are in"),
         (file, "is there already"),
@@ -105,3 +109,30 @@ def test_places_where_no_folder_can_be_made(tmp_path: Path, monkeypatch: pytest.
             take(folder)
     assert {each.name for each in tmp_path.iterdir()} == {"here", "file"}
     assert file.read_text() == "mine"
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGES = {"cut": cut, "empty": lambda path: path.write_bytes(b""), "{}": lambda path: path.write_text("{}"),
+           "gone": Path.unlink}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_is_to_be_imported_again_and_not_trained(tmp_path: Path, damage: str) -> None:
+    take(tmp_path / "whole")
+    looks = {"evaluate": evaluate, "report": lambda folder: report([folder], tmp_path / "r.md", "md")}
+    looks["compare"] = lambda folder: compare([folder], [tmp_path / "whole"])
+    told = []
+    for name in ("summary.json", "environment.json", "config.json", "predictions/test.safetensors"):
+        folder = shutil.copytree(tmp_path / "whole", tmp_path / name.replace("/", "-"))
+        DAMAGES[damage](folder / name)
+        for look in looks.values():
+            try:
+                look(folder)
+            except EowError as error:
+                told.append(str(error))
+    assert len(told) >= 4
+    assert not [each for each in told if "resume" in each or each.endswith("train the run again")]
+    assert [each for each in told if each.endswith("import it again")]

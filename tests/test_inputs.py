@@ -118,6 +118,14 @@ def test_an_array_of_other_numbers_is_refused(tmp_path: Path) -> None:
         read_inputs(tmp_path / "x.npy", GREY)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_number_that_is_none_or_too_large_is_refused(tmp_path: Path) -> None:
+    for value in (np.nan, -np.inf, 1e300):
+        np.save(tmp_path / "x.npy", np.array([[1.0, 2.0], [value, 3.0]]))
+        with pytest.raises(EowError, match="a NaN or infinite value in row 1, or one too large for float32: clean it"):
+            read_inputs(tmp_path / "x.npy", (2,))
+
+
 def test_an_array_of_another_shape_is_refused(tmp_path: Path) -> None:
     for shape in ((5, 6, 4, 3), (5, 4, 3, 6), (5, 72), (4, 6), (0, 3, 4, 6), (0, 4, 6, 3)):
         np.save(tmp_path / "x.npy", np.zeros(shape, np.uint8))

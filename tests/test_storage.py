@@ -15,6 +15,7 @@ from safetensors.numpy import save
 
 from eow import storage
 from eow.errors import EowError
+from eow.storage import NUMBERS
 
 
 @pytest.fixture
@@ -61,6 +62,22 @@ def test_json_must_have_the_keys_that_are_asked_for(tmp_path: Path) -> None:
     assert storage.read_json(tmp_path / "x.json", "a") == {"a": 1}
     with pytest.raises(EowError, match="has no b, c: it is damaged"):
         storage.read_json(tmp_path / "x.json", "a", "b", "c")
+
+
+def test_what_was_made_after_training_needs_no_new_training(tmp_path: Path) -> None:
+    for name, command in (("threshold.json", "eow threshold"), ("corruptions.json", "eow evaluate --corruptions")):
+        (tmp_path / name).write_text("{")
+        with pytest.raises(EowError, match=f"it is damaged, make it again with `{command}`"):
+            storage.read_json(tmp_path / name)
+
+
+def test_what_cannot_be_removed_is_told_of(tmp_path: Path) -> None:
+    storage.remove(tmp_path / "none")
+    (tmp_path / "link").symlink_to("none")
+    storage.remove(tmp_path / "link")
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(EowError, match="cannot be removed: Is a directory; remove it yourself"):
+        storage.remove(tmp_path)
 
 
 @pytest.mark.parametrize("read", [storage.read_json, storage.read_tensors, lambda path: storage.Log(path).read()])
@@ -199,6 +216,32 @@ def test_a_tensors_header_is_an_object(tmp_path: Path, header: str) -> None:
     storage.write_arrays(tmp_path / "x", {"a": np.arange(2)}, {"b": 1})
     arrays, read = storage.read_tensors(tmp_path / "x", "numpy")
     assert (arrays["a"].tolist(), read) == ([0, 1], {"b": 1})
+
+
+def test_arrays_are_written_as_safetensors_does_and_not_held_twice(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    few = {f"a{place}": (9 * random.normal(size=(50, 7))).astype(code) for place, code in enumerate(NUMBERS.values())}
+    few |= {'"': np.arange(3), "none": np.zeros((0, 3), np.float32), "narrow": np.zeros((3, 0))}
+    for header in ({}, {"name": 'λ"\\\n', "seed": None}):
+        storage.write_arrays(tmp_path / "x", few, header)
+        assert (tmp_path / "x").read_bytes() == save(few, {"eow": json.dumps(header)})
+    large = {"logits": np.zeros((500_000, 10), np.float32), "labels": np.zeros(500_000, np.int64)}  # 24 MB
+    tracemalloc.start()
+    storage.write_arrays(tmp_path / "x", large, {})
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert (tmp_path / "x").read_bytes() == save(large, {"eow": "{}"})
+
+
+def test_arrays_are_written_whatever_the_order_of_their_memory(tmp_path: Path) -> None:
+    table = np.arange(12, dtype=np.float32).reshape(3, 4)
+    views = {"columns": table[:, :2], "turned": table.T, "fortran": np.asfortranarray(table), "back": table[::-1],
+             "big": table.astype(">f4")}  # fmt: skip
+    storage.write_arrays(tmp_path / "x", views, {})
+    for read in (storage.map_arrays(tmp_path / "x")[0], storage.read_tensors(tmp_path / "x", "numpy")[0]):
+        assert {name: array.tolist() for name, array in read.items()} == {
+            name: array.tolist() for name, array in views.items()
+        }
 
 
 def test_a_log_skips_broken_lines_and_refuses_what_is_no_text(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from eow.data.files import readable
 from eow.data.readers import located, official_hash
 from eow.errors import EowError
 from eow.plain import near
+from eow.storage import make_folder
 
 CHUNK = 1 << 18
 TIMEOUT_SECONDS = (10, 60)
@@ -127,6 +128,7 @@ def _downloaded(name: str, archive: Archive, root: Path, progress: bool) -> Path
     target = root / archive.path
     failures, unreachable = [], []
     missing = [place for place in (target.parent, *target.parent.parents) if not place.exists()]
+    make_folder(target.parent)  # no mirror is to be tried where nothing can be written
     for url in archive.urls:
         try:
             pooch.retrieve(
@@ -140,7 +142,7 @@ def _downloaded(name: str, archive: Archive, root: Path, progress: bool) -> Path
         except (ValueError, OSError, requests.RequestException, urllib3.exceptions.HTTPError) as error:
             failures.append(f"{url}: {' '.join(str(error).split())}")
             unreachable += [urlsplit(url).hostname] if isinstance(error, requests.ConnectionError) else []
-    for place in missing:  # what pooch has made
+    for place in missing:  # what was made for it
         if place.is_dir() and not any(place.iterdir()):
             place.rmdir()
     if len(unreachable) == len(failures):

@@ -74,8 +74,9 @@ def from_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         raise EowError(
             f"{path} is of shape {found}, but this model takes {kinds}, N at least 1: save it so, one sample a row"
         )
-    array = array.astype(dtype, copy=False)
+    with np.errstate(over="ignore"):
+        array = array.astype(dtype, copy=False)
     if not np.isfinite(array).all():
         row = int(np.argwhere(~np.isfinite(array))[0, 0])
-        raise EowError(f"{path} has a NaN or infinite value in row {row}: clean it first")
+        raise EowError(f"{path} has a NaN or infinite value in row {row}, or one too large for {dtype}: clean it first")
     return array

@@ -15,7 +15,7 @@ from eow import storage
 from eow.certify import Threshold, stored
 from eow.config import settings_of
 from eow.errors import EowError
-from eow.evaluate import IMPORTED, KNOWN, calibration, intervals, kind_of, open_world, read_all, scores_of
+from eow.evaluate import KNOWN, calibration, intervals, kind_of, open_world, read_all, scores_of
 from eow.predictions import Predictions
 from eow.report.soundness import check_run, is_numbers
 
@@ -55,7 +55,7 @@ class Loaded:
     @property
     def imported(self) -> bool:
         """Whether there are predictions alone: no network, no training and no images that eow knows of."""
-        return bool(self.config.get("recipe") == IMPORTED)
+        return bool(self.config.get("recipe") == storage.IMPORTED)
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,18 @@ def gather(folders: Sequence[str | Path], unknown_rate: float | None = None) -> 
         raise EowError(
             f"none of these runs ({methods}) has an unknown logit: leave the unknown rate out, or add a run of eow"
         )
-    bunches: dict[tuple[str, ...], list[Loaded]] = {}
+    bunches: dict[tuple[str, str, int], list[Loaded]] = {}
     for run in loaded:
-        bunches.setdefault((title_of(run), str(run.known.manifest.get("data_hash"))), []).append(run)
-    titles = [title for title, _ in bunches]
-    return [
-        make_bunch(title if titles.count(title) == 1 else f"{title}, test data {data_hash[:8]}", runs, unknown_rate)
-        for (title, data_hash), runs in bunches.items()
-    ]
+        classes = run.known.probs.shape[1]  # of what was imported, the test data's hash may be one and these two
+        bunches.setdefault((title_of(run), str(run.known.manifest.get("data_hash")), classes), []).append(run)
+    titles, hashes = ([key[place] for key in bunches] for place in range(2))
+
+    def named(title: str, data_hash: str, classes: int) -> str:
+        if titles.count(title) == 1:
+            return title
+        return f"{title}, {classes} classes" if hashes.count(data_hash) > 1 else f"{title}, test data {data_hash[:8]}"
+
+    return [make_bunch(named(*key), runs, unknown_rate) for key, runs in bunches.items()]
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -109,11 +113,13 @@ def runs_in(folder: Path) -> list[Path]:
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/summary.json"))
     if (folder / "runs").is_dir() and (folder / "table.json").is_file():
-        rows = storage.read_json(folder / "table.json", "rows")["rows"]
         try:
+            rows = storage.read_json(folder / "table.json", "rows")["rows"]
             found = [folder / "runs" / name for row in rows for name in row["runs"]]
-        except (TypeError, KeyError):
-            raise EowError(f"{folder / 'table.json'} does not name its runs: run the bench again") from None
+        except (TypeError, KeyError, EowError):
+            raise EowError(
+                f"{folder / 'table.json'} does not name its runs: remove it and run the bench again"
+            ) from None
         found = [run for run in found if (run / "summary.json").exists()]
     return found or [folder]
 
@@ -166,7 +172,7 @@ def predictions_of(folder: Path, unknown_rate: float | None) -> tuple[Prediction
 
 
 def small(said: Predictions) -> Predictions:
-    return replace(said, probs=said.probs[:, :0].copy(), logits=None)
+    return replace(said, probs=said.probs[:0].copy(), logits=None)
 
 
 def title_of(run: Loaded) -> str:

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from eow.errors import EowError
-from eow.evaluate import IMPORTED, is_number
+from eow.evaluate import is_number
+from eow.storage import IMPORTED, made_again
 
 WORDS = ("event", "reason", "source")  # of a line of the log; everything else in it is a number
 PROFILE = ("step", "mean", "low", "high")
@@ -24,7 +25,7 @@ def check_run(folder: Path, config: dict[str, Any], summary: dict[str, Any], log
               "log.jsonl": next(filter(None, map(fault_of_line, log)), None)}  # fmt: skip
     for name, fault in faults.items():
         if fault:
-            raise EowError(f"{folder / name} is damaged ({fault}): train the run again")
+            raise EowError(f"{folder / name} is damaged ({fault}): {made_again(folder / name)}")
 
 
 def fault_of_config(config: dict[str, Any]) -> str | None:
