@@ -134,10 +134,11 @@ class OpenWorldLoss(nn.Module):
     DDP wrap the loss, not the model: `DistributedDataParallel(loss)(x, y)` runs encoder, chains and tail in one
     forward, and each rank draws chains of its own. Works under autocast, with accumulated gradients and compiled.
 
-    It may train a model from its first step, but the level of the unknown is set when it begins: one that is not
-    trained yet learns the unknown better in the last fifth of its steps, after cross-entropy on its K logits,
-    `cross_entropy(model(x)[:, :-1], y)`. LBFGS wants `line_search_fn="strong_wolfe"`: chains are drawn anew at each
-    call and the gradient of a quadratic unknown is scaled for SGD, so without a line search the loss grows.
+    It may train a model from its first step, but the level of the unknown is set when it begins: without batch norm,
+    one that is not trained yet learns the unknown better in the last fifth of its steps, after cross-entropy on its K
+    logits, `cross_entropy(model(x)[:, :-1], y)` (records/2026-11-20_untrained). LBFGS wants
+    `line_search_fn="strong_wolfe"`: chains are drawn anew at each call and the gradient of a quadratic unknown is
+    scaled for SGD, so without a line search the loss grows.
     """
 
     def __init__(self, model: SplitModel, *, seed: int = 0, **options: Any) -> None:
