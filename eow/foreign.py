@@ -6,7 +6,7 @@ max of the probabilities.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def answers(said: Any, odds: float | None, whose: str, classes: Sequence[Any] = 
     """probs, unknown, label and confidence, and logits where they are given, in float32, from what a model said."""
     given = fields_of(said)
     for table in given.values():
-        check_titles([str(each) for each in getattr(table, "columns", ())], [str(each) for each in classes], whose)
+        check_titles(titles_of(table), [*map(str, classes)], whose)
     if "probs" not in given and "logits" not in given:
         raise EowError(f"of {whose} there are neither probs nor logits: give one of them, (N, K)")
     tables = {key: as_table(value, f"{key} of {whose}", 1 if key == "unknown" else 2) for key, value in given.items()}
@@ -49,6 +49,18 @@ def answers(said: Any, odds: float | None, whose: str, classes: Sequence[Any] = 
     if (tables["logits"] if "logits" in tables else tables["probs"]).shape[1] - wide < 2:
         raise EowError(f"of {whose} there is one class: of two, give the probabilities of both, (N, 2)")
     return of_logits(tables, odds, whose) if "logits" in tables else of_probs(tables, whose)
+
+
+def titles_of(table: Any) -> list[str]:
+    """What the columns of a data frame are called, if they are: pandas counts those that were not given names."""
+    columns = getattr(table, "columns", ())
+    titled = isinstance(columns, Iterable) and type(columns).__name__ != "RangeIndex"
+    return [str(as_whole(each)) for each in columns] if titled else []
+
+
+def as_whole(name: Any) -> Any:
+    """1.0 as 1: a class is called the same whatever type of number its labels were kept in."""
+    return int(name) if isinstance(name, float) and name.is_integer() else name
 
 
 def check_titles(titles: list[str], classes: list[str], whose: str) -> None:
@@ -122,7 +134,7 @@ def of_logits(tables: dict[str, Any], odds: float | None, whose: str) -> Arrays:
 def are_probabilities(block: np.ndarray) -> bool:
     """Rows of none below 0 that sum to 1, as no network's logits do: their softmax would be close to even."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return bool((block >= 0).all() and (np.abs(block.sum(1) - 1) <= CLOSE).all())
+        return bool((block >= 0).all() and not more_than_rounding(np.abs(block.sum(1) - 1).max(initial=0.0), block))
 
 
 def check_finite(block: np.ndarray, kept: np.ndarray, first: int, whose: str) -> None:
@@ -157,6 +169,7 @@ def class_values(classes: Any) -> list[Any]:
     if not isinstance(values, list | tuple):
         raise EowError(f"classes are {values!r:.40}: give a list of K names, in the order of the columns")
     values = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in as_python(list(values))]
+    values = [as_whole(each) for each in values]
     if odd := [each for each in values if not isinstance(each, str | int | float)]:
         raise EowError(f"classes hold {odd[0]!r:.40}, which is no name: give a list of K names")
     if twice := [name for name, times in Counter(map(str, values)).items() if times > 1]:

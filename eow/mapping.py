@@ -36,6 +36,8 @@ def in_file(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def file_of(array: Any) -> mmap.mmap | None:
     """The mapping that the array is a view of, if it is one."""
     while isinstance(array, np.ndarray):
+        if getattr(array, "mode", "") == "c":  # what somebody wrote to it lies in memory alone
+            return None
         array = array.base
     return array if isinstance(array, mmap.mmap) else None
 

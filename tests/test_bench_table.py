@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import ttest_rel
 
+from eow import storage
 from eow.bench.grid import Grid, make_grid
 from eow.bench.table import compared, holm, make_table, markdown, text_cells, write_table
 from eow.config import to_table
@@ -177,3 +178,14 @@ def test_a_report_on_a_damaged_table_says_what_to_do(tmp_path: Path) -> None:
         (tmp_path / "table.json").write_text(text)
         with pytest.raises(EowError, match=r"table\.json does not name its runs: remove it and run the bench again"):
             report([tmp_path], tmp_path / "report.md", "md")
+
+
+def test_a_table_that_may_not_be_read_is_not_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "table.json").write_text('{"rows": []}')
+    monkeypatch.setattr(storage, "read_text", refused)
+    with pytest.raises(EowError, match=r"table\.json cannot be read: Permission denied; give a file that you may read"):
+        report([tmp_path], tmp_path / "report.md", "md")

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -77,11 +78,29 @@ def test_units_follow_features_that_leave_their_size() -> None:
     for factor in (1.3, 0.8):  # squares of .64 to 1.69
         layer(factor * z)
         assert torch.equal(layer.unit, measured)
-    for factor, wanted in ((10.0, 2.0), (10.0, 2.0), (1e4, 2.0), (1e-4, 0.5), (1e-4 * 1.3, 0.5 * 1.69)):
+    for factor in (10.0, 10.0, 1e4):
         layer(factor * z)
-        assert size(layer, factor * z) == pytest.approx(wanted, rel=1e-4)
+        assert size(layer, factor * z) == pytest.approx(2, rel=1e-4)
+    shrunk, back = float(layer.unit), 1e3 * z  # 1/100 of the square: half of it is wanted, back by 2 % a step
+    for step in range(1, 120):
+        layer(back)
+        largest = (UNIT / 2 / float(back.square().sum(-1).mean())) ** 0.5
+        assert float(layer.unit) == pytest.approx(min(shrunk * 1.02**step, largest), rel=1e-4)
+    assert size(layer, back) == pytest.approx(0.5, rel=1e-4)
     assert layer.unit.data_ptr() == where  # as a captured graph must have it
     assert torch.equal(layer.square, torch.full((6,), 0.1))
+
+
+def test_a_few_rows_of_another_size_move_no_units() -> None:
+    layer, z = head(), torch.ones(9, 6)
+    measured = layer.unit.clone()
+    for factor in (1e-3, 1.5, 100.0):
+        rows = z.clone()
+        rows[:4] *= factor
+        layer(rows)
+        assert torch.equal(layer.unit, measured)
+    layer(1e-3 * z)
+    torch.testing.assert_close(layer.unit, 1.02 * measured)
 
 
 def test_units_stay_where_nothing_learns_and_nothing_can_be_measured() -> None:
@@ -178,3 +197,38 @@ def test_a_trained_models_units_are_those_of_its_first_batch() -> None:
     fit(model, (x, y), epochs=5)
     assert torch.equal(model.head.unit, measured)
     assert model.head.square.abs().max() > 1e-3
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[nn.Module, Tensor, Tensor]:
+    digits = load_digits()
+    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    model = network("none")
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(15):
+        for rows in torch.randperm(1200).split(64):
+            optimizer.zero_grad()
+            cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    return model, x, y
+
+
+def mean_unknown(trained: tuple[nn.Module, Tensor, Tensor], data: Any, **options: Any) -> float:
+    """Of known images, after some epochs on this data."""
+    model = upgrade(copy.deepcopy(trained[0]))
+    fit(model, data, epochs=3, **options)
+    return float(predict(model, trained[1][1200:]).unknown.mean())
+
+
+def test_a_last_batch_of_small_inputs_does_not_make_the_others_unknown(trained: Any) -> None:
+    _, x, y = trained
+    batches = [(x[i : i + 64], y[i : i + 64]) for i in range(0, 1152, 64)]
+    dim = (0.05 * x[1152:1200], y[1152:1200])
+    assert mean_unknown(trained, [*batches, dim]) < 0.1
+
+
+@pytest.mark.parametrize("factor", [0.1, 100])
+def test_outliers_of_another_size_move_no_units(trained: Any, factor: float) -> None:
+    _, x, y = trained
+    noise = factor * torch.rand(300, 64, generator=torch.Generator().manual_seed(0))
+    assert mean_unknown(trained, (x[:1200], y[:1200]), unknown=noise, negatives="train") < 0.15

@@ -34,7 +34,7 @@ def test_labels_are_looked_up_among_the_classes_of_scikit_learn(tmp_path: Path, 
     found = import_predictions(tmp_path / "a", probs, kind(y), classes=model.classes_, certify=kept)
     assert found["metrics"]["test"]["accuracy"] == model.score(iris.data, y)
     known, _ = read_all(tmp_path / "a")
-    assert known.manifest["classes"] == [str(each) for each in model.classes_]
+    assert known.manifest["classes"] == [str(each).removesuffix(".0") for each in model.classes_]
     np.testing.assert_array_equal(model.classes_[known.labels], y)
 
 
@@ -92,6 +92,19 @@ def test_the_columns_of_a_data_frame_are_in_the_order_of_the_classes(tmp_path: P
             import_predictions(tmp_path / "b", said, words, **{**given, **more})
 
 
+def test_a_class_is_called_the_same_whatever_its_number_was_kept_in(tmp_path: Path) -> None:
+    ours = pandas.DataFrame(PROBS, columns=[0.0, 1.0, 2.0, 3.0])
+    import_predictions(tmp_path / "a", ours, LABELS.astype(float), classes=[0.0, 1.0, 2.0, 3.0])
+    assert read_all(tmp_path / "a")[0].manifest["classes"] == ["0", "1", "2", "3"]
+    with pytest.raises(EowError, match="are '3, 2, 1, 0' and classes '0, 1, 2, 3': give both in one order"):
+        import_predictions(tmp_path / "b", ours[[3.0, 2.0, 1.0, 0.0]], LABELS, classes=[0, 1, 2, 3])
+
+
+def test_columns_that_pandas_has_counted_are_in_the_order_of_the_classes(tmp_path: Path) -> None:
+    found = import_predictions(tmp_path / "a", pandas.DataFrame(PROBS), 3 - LABELS, classes=[3, 2, 1, 0])
+    assert found["metrics"]["test"]["accuracy"] == np.mean(PROBS.argmax(1) == LABELS)
+
+
 def test_logits_whose_differences_float32_rounds_away_are_told_of() -> None:
     """Log-densities may lie around -1e9: cut to float32 they are all the same, and so were the probabilities."""
     logits = np.log(PROBS.astype(np.float64)) - 1e9
@@ -103,7 +116,7 @@ def test_logits_whose_differences_float32_rounds_away_are_told_of() -> None:
     answers({"logits": np.log(PROBS.astype(np.float64)) - 1e5}, None, "all")  # enough is left
 
 
-@pytest.mark.parametrize("kind", [np.asarray, np.float16, torch.tensor])
+@pytest.mark.parametrize("kind", [np.asarray, np.float16, torch.tensor, lambda x: torch.tensor(x).bfloat16()])
 def test_probabilities_that_come_as_logits_are_told_of(kind: Any) -> None:
     """Their softmax would be close to even, and every figure wrong without a word."""
     with pytest.raises(EowError, match="logits of all are probabilities, no row's sum but 1: give them as `probs`"):
@@ -182,3 +195,16 @@ def test_files_that_do_not_belong_together(call: Any, tmp_path: Path, monkeypatc
         code, _, err = call("import", file, "--out", f"of {file}", "--unknown", "far=c.npz")
         assert code == 0, err
         assert read_all(f"of {file}")[0].manifest["classes"] == [*"abcd"]
+
+
+def test_one_set_has_an_energy_and_another_has_none(call: Any, tmp_path: Path) -> None:
+    logits = 3 * np.random.default_rng(0).normal(size=PROBS.shape).astype(np.float32)
+    np.savez(tmp_path / "a.npz", logits=logits, labels=LABELS)
+    np.savez(tmp_path / "far.npz", logits=logits[::-1])
+    np.savez(tmp_path / "near.npz", logits=np.log(PROBS))  # the logarithms of probabilities: they sum to 1
+    sets = [word for each in ("far", "near") for word in ("--unknown", f"{each}={tmp_path / each}.npz")]
+    code, out, err = call("import", tmp_path / "a.npz", "--out", tmp_path / "run", *sets)
+    assert code == 0, err
+    shown = next(line for line in out.splitlines() if "by energy" in line).split("│")
+    assert float(shown[-3]) > 0
+    assert shown[-2].strip() == "-"

@@ -232,7 +232,9 @@ def test_log_probabilities_have_no_energy() -> None:
     found = scores(mean, None, mean.log(), mean.max(1).values)
     assert list(found) == ["confidence", "entropy", "max_logit"]  # log sum exp is 0 and some rounding
     np.testing.assert_allclose(np.exp(found["max_logit"]), found["confidence"], rtol=1e-6)
-    assert "energy" in scores(mean, None, mean.log() + 0.001, mean.max(1).values)
+    for half in (torch.float16, torch.bfloat16):
+        assert "energy" not in scores(mean, None, mean.log().to(half), mean.max(1).values)
+    assert "energy" in scores(mean, None, mean.log() + 0.1, mean.max(1).values)
 
 
 def test_a_sure_sample_scores_above_an_unsure_one_by_every_score() -> None:

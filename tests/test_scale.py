@@ -210,6 +210,15 @@ def test_a_part_of_an_array_in_memory_stays_there() -> None:
     mapping.let_go(data.inputs)
 
 
+def test_what_was_written_to_a_copy_on_write_array_is_not_let_go(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((4, 1 << 20), np.float32))
+    array = np.load(tmp_path / "x.npy", mmap_mode="c")
+    array[:] = 1
+    assert mapping.file_of(array[1:]) is None
+    assert [float(block.min()) for block in mapping.blocks(array)] == [1.0] * 4
+    assert mapping.file_of(np.load(tmp_path / "x.npy", mmap_mode="r")) is not None
+
+
 # Nothing from outside
 
 

@@ -102,8 +102,8 @@ def show_metrics(title: str, metrics: dict[str, Any]) -> None:
     others = {name: each for name, each in metrics.items() if name not in ("test", "intervals", "corruptions")}
 
     def row(label: str, figure: str, factor: float = 100, digits: int = 2, of: str = "test") -> list[str]:
-        if figure == "unknown" and not metrics[of][figure]:
-            return [label, "-"]  # a method without an unknown
+        if figure not in metrics[of] or (figure == "unknown" and not metrics[of][figure]):
+            return [label, "-"]  # no such score of this set, a method without an unknown
         text, null = f"{factor * metrics[of][figure]:.{digits}f}", metrics[of].get(f"null_{figure}")
         text += f"  (null {factor * null:.{digits}f})" if null is not None else ""
         if found := sure.get(of, {}).get(figure):

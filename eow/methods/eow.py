@@ -22,7 +22,7 @@ vanilla 71.3, 5.4, 1.013).
 
 import math
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -180,7 +180,7 @@ class EOW(Method):
             settle(self, x[: len(y)], y)
 
     def mode_of_negatives(self) -> AbstractContextManager[Any]:
-        return frozen_statistics(self.model.tail) if self.options.negatives == "eval" else nullcontext()
+        return frozen_statistics(self.model.tail if self.options.negatives == "eval" else self.model.head)
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         self.project()

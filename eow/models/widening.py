@@ -21,6 +21,7 @@ BELOW = 16.0  # how far below the mean of the K logits the unknown starts
 UNIT = 300.0  # the mean squared norm of the features in the units that the square of the unknown is trained in
 PEAKED = 16.0  # how many times the squared norm of z² may be what it is where all features are equally large
 STRETCH = 2.0  # how many times larger or smaller |z|² may become before the units follow it
+GROWTH = 1.02  # the most that they grow by in a step: too small units hardly matter, too large ones make v·z² explode
 SMALLEST = 1e-30  # of UNIT / |z|², and its inverse the largest: beyond, units are left as they are
 PROBED = 16  # rows that a linear layer with a forward of its own is asked for, every other of them large
 LARGE = 1e4  # by so much, to see whether it keeps them within bounds
@@ -61,7 +62,8 @@ class WidenedOpenLinear(OpenLinear):
 
     A trained network's features keep their size. Those of one that is not trained yet may grow a thousandfold in a few
     steps, and v·z² would with them. So in training the units follow features whose |z|² leaves half to twice the size
-    it had; v stays.
+    it had; v stays. They shrink at once and grow slowly: a batch of small features alone must not make all others
+    unknown.
 
     The units are for Adam, whose steps are of one length whatever the gradient. In them |z²|² is 300² / D and more, for
     D features, where |z|² is 300: by gradient descent v would run away in a narrow network, so its gradient is scaled
@@ -110,10 +112,12 @@ class WidenedOpenLinear(OpenLinear):
             self.unit.fill_(factor**0.5)
 
     def follow(self, input: Tensor) -> None:
-        """Keep the mean of |z|² in these units between UNIT / STRETCH and UNIT · STRETCH, in place and without waiting
-        for a device."""
-        wanted = UNIT / input.float().square().sum(-1).mean()
-        followed = self.unit.clamp((wanted / STRETCH).sqrt(), (wanted * STRETCH).sqrt())
+        """Keep |z|² in these units above UNIT / STRETCH in the mean of a batch and below UNIT · STRETCH in its median,
+        which a few large rows do not move. In place and without waiting for a device."""
+        squares = input.float().square().sum(-1)
+        wanted, usual = UNIT / squares.mean(), UNIT / squares.median()
+        followed = self.unit.clamp((wanted / STRETCH).sqrt(), (usual * STRETCH).sqrt())
+        followed = torch.minimum(followed, GROWTH * self.unit)
         telling = (wanted > SMALLEST) & (wanted < 1 / SMALLEST)
         self.unit.copy_(torch.where(telling, followed, self.unit))
 

@@ -112,14 +112,14 @@ def runs_in(folder: Path) -> list[Path]:
     if (folder / "config.json").exists():
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/summary.json"))
-    if (folder / "runs").is_dir() and (folder / "table.json").is_file():
+    if (folder / "runs").is_dir() and (table := folder / "table.json").is_file():
         try:
-            rows = storage.read_json(folder / "table.json", "rows")["rows"]
+            rows = json.loads(storage.read_text(table))["rows"]
             found = [folder / "runs" / name for row in rows for name in row["runs"]]
-        except (TypeError, KeyError, EowError):
-            raise EowError(
-                f"{folder / 'table.json'} does not name its runs: remove it and run the bench again"
-            ) from None
+        except OSError as error:
+            raise storage.unreadable(table, error) from None
+        except (ValueError, RecursionError, TypeError, KeyError):
+            raise EowError(f"{table} does not name its runs: remove it and run the bench again") from None
         found = [run for run in found if (run / "summary.json").exists()]
     return found or [folder]
 
