@@ -132,7 +132,8 @@ class OpenWorldLoss(nn.Module):
     are the model's. `options` are EOW's settings (`lam`, `steps`, `start`, ...); an upgraded model's chains go
     different distances unless you say `distances="one"`. `loss.last` has the terms of the last call, detached. Under
     DDP wrap the loss, not the model: `DistributedDataParallel(loss)(x, y)` runs encoder, chains and tail in one
-    forward, and each rank draws chains of its own. Works under autocast, with accumulated gradients and compiled.
+    forward, and each rank draws chains of its own; leave its `broadcast_buffers` on, as for batch norm. Works under
+    autocast, with accumulated gradients and compiled.
 
     It may train a model from its first step, but the level of the unknown is set when it begins: without batch norm,
     one that is not trained yet learns the unknown better in the last fifth of its steps, after cross-entropy on its K
