@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from problems import blobs, linear_energy_gradient, small_model
@@ -488,7 +488,9 @@ def test_a_bench_stands_for_the_finished_runs_in_its_rows(trained: list[Path], t
         report([tmp_path / "empty"], tmp_path / "report.html")
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5))
+@given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=5))
+@example([1e6, 999999.9999999999])
+@example([1e12, 1e12 - 1])
 def test_an_axis_holds_its_values_and_has_ticks(values: list[float]) -> None:
     low, high = around(values)
     assert low <= min(values) + 1e-9 * (high - low)

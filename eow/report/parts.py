@@ -210,8 +210,10 @@ def around(values: Iterable[float | None], *, least: float | None = None) -> tup
     known = [value for value in values if value is not None]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     low = low if least is None else min(least, low)
-    if high - low < 1e-12:
-        low, high = (low, low + 1) if least is not None else (low - 0.5, high + 0.5)
+    near = 1e-8 * max(abs(low), abs(high))  # closer than that, and the digits of a tick tell no two values apart
+    if high - low < max(1e-12, near):
+        reach = max(0.5, 100 * near)
+        low, high = (low, low + 2 * reach) if least is not None else (low - reach, high + reach)
     width = ticks(low, high)
     step = width[1] - width[0] if len(width) > 1 else high - low
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
