@@ -55,12 +55,14 @@ def titles_of(table: Any) -> list[str]:
     """What the columns of a data frame are called, if they are: pandas counts those that were not given names."""
     columns = getattr(table, "columns", ())
     titled = isinstance(columns, Iterable) and type(columns).__name__ != "RangeIndex"
-    return [str(as_whole(each)) for each in columns] if titled else []
+    return [str(as_name(each)) for each in columns] if titled else []
 
 
-def as_whole(name: Any) -> Any:
-    """1.0 as 1: a class is called the same whatever type of number its labels were kept in."""
-    return int(name) if isinstance(name, float) and name.is_integer() else name
+def as_name(given: Any) -> Any:
+    """A class is called the same whatever type its name was kept in: 1.0 is 1, and bytes are text."""
+    if isinstance(given, bytes):
+        return given.decode(errors="replace")
+    return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
 def check_titles(titles: list[str], classes: list[str], whose: str) -> None:
@@ -150,7 +152,9 @@ def check_finite(block: np.ndarray, kept: np.ndarray, first: int, whose: str) ->
 def check_rounding(block: np.ndarray, kept: np.ndarray, shares: np.ndarray, first: int, whose: str) -> None:
     """What float32 keeps of some rows of logits has the shares that they have themselves: a large offset, as that of
     log-densities, may leave it no digits for their differences."""
-    off = np.zeros(1) if np.array_equal(kept, block) else np.abs(softmax(block) - shares).max(1)
+    if np.abs(kept - block).max() <= BLUR:  # no share is moved by more than the logits are
+        return
+    off = np.abs(softmax(block) - shares).max(1)
     if off.max() > BLUR:
         row = int(off.argmax())
         raise EowError(
@@ -168,8 +172,7 @@ def class_values(classes: Any) -> list[Any]:
     values = as_python(classes)
     if not isinstance(values, list | tuple):
         raise EowError(f"classes are {values!r:.40}: give a list of K names, in the order of the columns")
-    values = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in as_python(list(values))]
-    values = [as_whole(each) for each in values]
+    values = [as_name(each) for each in as_python(list(values))]
     if odd := [each for each in values if not isinstance(each, str | int | float)]:
         raise EowError(f"classes hold {odd[0]!r:.40}, which is no name: give a list of K names")
     if twice := [name for name, times in Counter(map(str, values)).items() if times > 1]:
@@ -182,7 +185,7 @@ def columns_of(probs: np.ndarray, labels: Any, classes: Sequence[Any], whose: st
     as scikit-learn's `classes_` are meant; numbers beside names are the columns themselves."""
     if labels is None:
         raise EowError(f"{whose} have no labels: give the true classes")
-    values = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in flat(labels)]
+    values = [as_name(each) for each in flat(labels)]
     worded = any(isinstance(each, str) for each in values)
     if worded and not classes:
         raise EowError(f"labels of {whose} are words: give `classes`, the names of the columns in their order")

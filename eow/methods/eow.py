@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from eow.errors import EowError
@@ -179,8 +179,10 @@ class EOW(Method):
         if self.begins and self.options.onset == "settled":
             settle(self, x[: len(y)], y)
 
-    def mode_of_negatives(self) -> AbstractContextManager[Any]:
-        return frozen_statistics(self.model.tail if self.options.negatives == "eval" else self.model.head)
+    def mode_of_negatives(self, part: nn.Module) -> AbstractContextManager[Any]:
+        """The mode in which that part of the model sees what is to be unknown. The head is in evaluation mode always:
+        the units of an upgraded one follow the features of data alone."""
+        return frozen_statistics(part if self.options.negatives == "eval" else self.model.head)
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         self.project()
@@ -189,7 +191,7 @@ class EOW(Method):
         negatives = self.draw_negatives(z, y) if self.active else None
         terms = {"ce": cross_entropy(self.model.tail(z).float(), y)}
         if negatives is not None:
-            with self.mode_of_negatives():
+            with self.mode_of_negatives(self.model.tail):
                 logits = self.model.tail(negatives).float()
             terms["energy"] = self.options.lam * NEGATIVE_LOSSES[self.options.energy](logits).mean()
         return terms

@@ -89,7 +89,7 @@ def one_round(method: Any, x: Tensor, y: Tensor, low: float, high: float) -> lis
         z = model.encoder(x.clone())  # somebody's forward may begin in place
         ends = method.draw_negatives(z, y)
         data = model.tail(z.clone()).double().cpu().numpy()
-        with method.mode_of_negatives():
+        with method.mode_of_negatives(method.model.tail):
             chains = model.tail(ends.clone()).double().cpu().numpy()
     if not (np.isfinite(data).all() and np.isfinite(chains).all()):
         return [math.nan, math.nan]

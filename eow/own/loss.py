@@ -41,7 +41,7 @@ class OutlierEOW(EOW):
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         terms = super().forward(x[: len(y)], y)
         if "energy" in terms and len(x) > len(y):
-            with frozen_statistics(self.model if self.options.negatives == "eval" else self.model.head):
+            with self.mode_of_negatives(self.model):
                 logits = self.model(x[len(y) :]).float()
             terms["energy"] = terms["energy"] / 2
             terms["outliers"] = self.options.lam / 2 * NEGATIVE_LOSSES[self.options.energy](logits).mean()
